@@ -1,0 +1,1 @@
+"""The configuration schema, and the one place that reads files and environment (``load.py``)."""

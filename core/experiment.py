@@ -1,0 +1,58 @@
+"""Experiment and Assignment: how traffic is split, and which arm a key got."""
+
+import hashlib
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from core.noun import Noun, now
+from core.variant import Variant
+
+
+class Arm(Noun):
+    """One side of an Experiment."""
+
+    name: str
+    version: int
+    variant: Variant = Variant.STANDARD
+    share: float = Field(ge=0.0, le=1.0)
+
+
+class Experiment(Noun):
+    """A shadow or an A/B split between PolicyVersions or Variants of one Policy."""
+
+    id: str
+    policy: str
+    kind: Literal["ab", "shadow"]
+    arms: tuple[Arm, ...] = Field(min_length=2)
+    salt: str
+    status: Literal["running", "stopped"] = "running"
+    created_at: float = Field(default_factory=now)
+
+    @model_validator(mode="after")
+    def _shares_sum_to_one(self) -> "Experiment":
+        if abs(sum(arm.share for arm in self.arms) - 1.0) > 1e-9:
+            raise ValueError("the shares of an Experiment's arms sum to 1")
+        return self
+
+
+class Assignment(Noun):
+    """Which arm a key got, and why."""
+
+    experiment_id: str
+    key: str
+    arm: str
+    bucket: float
+    reason: str = "hash"
+
+
+def assign(experiment: Experiment, key: str) -> Assignment:
+    """The arm for ``key``: a salted hash in [0, 1) against the cumulated shares; the same key, the same arm."""
+    digest = hashlib.sha256(f"{experiment.salt}:{key}".encode()).digest()
+    bucket = int.from_bytes(digest[:8], "big") / 2**64
+    reached = 0.0
+    for arm in experiment.arms:
+        reached += arm.share
+        if bucket < reached:
+            return Assignment(experiment_id=experiment.id, key=key, arm=arm.name, bucket=bucket)
+    return Assignment(experiment_id=experiment.id, key=key, arm=experiment.arms[-1].name, bucket=bucket)

@@ -1,0 +1,48 @@
+"""TrainingRun: one run of the learner, as a record that can be watched and pictured."""
+
+from enum import StrEnum
+from typing import Any, Literal
+
+from pydantic import Field
+
+from core.noun import Noun, now
+
+
+class RunStatus(StrEnum):
+    """The life of a TrainingRun."""
+
+    RUNNING = "running"
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class StepMetrics(Noun):
+    """What one optimizer step showed."""
+
+    step: int
+    version: int
+    """The PolicyVersion that this step published."""
+    reward_mean: float | None = None
+    success_rate: float | None = None
+    loss: float
+    gradient_norm: float
+    values: dict[str, float] = Field(default_factory=dict)
+    """clip_share, mismatch_kl, ess, entropy, tokens, generate_seconds, train_seconds, swap_seconds, …"""
+    created_at: float = Field(default_factory=now)
+
+
+class TrainingRun(Noun):
+    """SFT or GRPO on one Policy from ``start_version`` on."""
+
+    id: str
+    policy: str
+    algorithm: Literal["sft", "grpo"]
+    start_version: int
+    domains: tuple[str, ...]
+    planned_steps: int
+    seed: int
+    status: RunStatus = RunStatus.RUNNING
+    steps: tuple[StepMetrics, ...] = ()
+    config: dict[str, Any] = Field(default_factory=dict)
+    error: str | None = None
+    created_at: float = Field(default_factory=now)

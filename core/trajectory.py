@@ -1,0 +1,79 @@
+"""Trajectory: the tree of an Episode's Turns; a Branch is a root-to-leaf path.
+
+Turn k+1 continues Turn k only if its prompt ids start with Turn k's prompt + output ids. Otherwise it opens
+a new Branch and the break is counted by cause. Nothing is ever re-tokenised to make two Turns fit.
+"""
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from core.noun import Noun
+from core.turn import Turn
+
+
+class BreakCause(StrEnum):
+    """Why a Turn does not continue the one before it."""
+
+    FIRST = "first"
+    REWRITTEN_HISTORY = "rewritten_history"
+    """The messages themselves differ from what was answered before."""
+    TEMPLATE = "template"
+    """The messages agree and the ids part before the earlier answer: the chat template changed its mind."""
+    RETOKENISED = "retokenised"
+    """The messages agree and the ids part inside the earlier answer."""
+
+
+class Branch(Noun):
+    """Turns of which each one's prompt ids extend all that came before."""
+
+    turns: tuple[Turn, ...]
+    cause: BreakCause
+    """Why this Branch began."""
+
+
+class Trajectory(Noun):
+    """All Branches of one Episode, in order of their first Turn."""
+
+    episode_id: str
+    branches: tuple[Branch, ...]
+
+
+def continues(earlier: Turn, later: Turn) -> bool:
+    """Whether ``later``'s prompt is ``earlier``'s prompt + output, token for token, and something new."""
+    prefix = earlier.prompt_ids + earlier.output_ids
+    return len(later.prompt_ids) >= len(prefix) and later.prompt_ids[: len(prefix)] == prefix
+
+
+def break_cause(earlier: Turn, later: Turn) -> BreakCause:
+    """Why ``later`` does not continue ``earlier`` (which it must not)."""
+    spoken = (*earlier.messages, earlier.response)
+    head = later.messages[: len(spoken)]
+    if [_gist(message) for message in head] != [_gist(message) for message in spoken]:
+        return BreakCause.REWRITTEN_HISTORY
+    kept = min(len(earlier.prompt_ids), len(later.prompt_ids))
+    if later.prompt_ids[:kept] != earlier.prompt_ids[:kept]:
+        return BreakCause.TEMPLATE
+    return BreakCause.RETOKENISED
+
+
+def _gist(message: dict[str, object]) -> tuple[object, object]:
+    return message.get("role"), message.get("content") or ""
+
+
+def build_trajectory(episode_id: str, turns: Sequence[Turn]) -> Trajectory:
+    """Arrange an Episode's Turns into Branches by token prefix; each Turn lands in exactly one Branch."""
+    paths: list[list[Turn]] = []
+    causes: list[BreakCause] = []
+    for turn in sorted(turns, key=lambda item: (item.index, item.choice)):
+        parent = max(
+            (path for path in paths if continues(path[-1], turn)),
+            key=lambda path: len(path[-1].prompt_ids) + len(path[-1].output_ids),
+            default=None,
+        )
+        if parent is not None:
+            parent.append(turn)
+            continue
+        causes.append(break_cause(paths[-1][-1], turn) if paths else BreakCause.FIRST)
+        paths.append([turn])
+    branches = tuple(Branch(turns=tuple(path), cause=cause) for path, cause in zip(paths, causes, strict=True))
+    return Trajectory(episode_id=episode_id, branches=branches)

@@ -1,0 +1,69 @@
+"""Turn: one model call, exactly as the engine saw and sampled it."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from core.message import Message, Usage
+from core.noun import Noun, now
+from core.policy import PolicySpan
+from core.variant import Variant
+
+
+class Timing(Noun):
+    """Durations in seconds, measured in the gateway."""
+
+    started_at: float
+    first_token_seconds: float | None = None
+    total_seconds: float
+
+
+class SpeculationCounts(Noun):
+    """What the engine reported about draft tokens for this Turn, where it reports it."""
+
+    drafted: int = 0
+    accepted: int = 0
+
+
+class Turn(Noun):
+    """One model call of an Episode. Token ids and log-probs come from the engine, never from re-tokenising."""
+
+    id: str
+    episode_id: str
+    index: int
+    """Order in the Episode as recorded."""
+    choice: int = 0
+    """Index of the choice when the request asked for several (``n``)."""
+    tenant_id: str
+    policy: str
+    """Policy name, or the Base's own name."""
+    policy_spans: tuple[PolicySpan, ...]
+    variant: Variant
+    deployment_id: str
+    endpoint: Literal["chat.completions", "completions"] = "chat.completions"
+    messages: tuple[Message, ...] = ()
+    """What the client sent (chat), or one user message with the prompt text (completions)."""
+    response: Message = Field(default_factory=dict)
+    """The assistant message that the client received."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """temperature, top_p, seed, … as requested."""
+    prompt_ids: tuple[int, ...]
+    output_ids: tuple[int, ...]
+    output_logprobs: tuple[float, ...]
+    """Log-prob of each sampled token, same length as ``output_ids`` when ``exact``."""
+    exact: bool = True
+    """False when the engine did not return ids or log-probs: such a Turn never trains."""
+    finish_reason: str | None = None
+    usage: Usage = Usage()
+    speculation: SpeculationCounts = SpeculationCounts()
+    timing: Timing
+    request_id: str
+    idempotency_key: str | None = None
+    trainable: bool = False
+    """Consent was granted for this Turn, and its tokens may be used."""
+    created_at: float = Field(default_factory=now)
+
+    @property
+    def version(self) -> int:
+        """The PolicyVersion that sampled the first token."""
+        return self.policy_spans[0].version
