@@ -24,9 +24,7 @@ class EpisodeStatus(StrEnum):
 EPISODE_TRANSITIONS = TransitionTable(
     "episode",
     {
-        EpisodeStatus.RUNNING: frozenset(
-            {EpisodeStatus.FINISHED, EpisodeStatus.INVALID, EpisodeStatus.EXPIRED}
-        ),
+        EpisodeStatus.RUNNING: frozenset({EpisodeStatus.FINISHED, EpisodeStatus.INVALID, EpisodeStatus.EXPIRED}),
         EpisodeStatus.FINISHED: frozenset({EpisodeStatus.SCORED, EpisodeStatus.INVALID}),
         EpisodeStatus.SCORED: frozenset(),
         EpisodeStatus.INVALID: frozenset(),

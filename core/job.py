@@ -24,9 +24,7 @@ JOB_TRANSITIONS = TransitionTable(
     "job",
     {
         JobStatus.QUEUED: frozenset({JobStatus.LEASED, JobStatus.CANCELLED}),
-        JobStatus.LEASED: frozenset(
-            {JobStatus.QUEUED, JobStatus.DONE, JobStatus.DEAD, JobStatus.CANCELLED}
-        ),
+        JobStatus.LEASED: frozenset({JobStatus.QUEUED, JobStatus.DONE, JobStatus.DEAD, JobStatus.CANCELLED}),
         JobStatus.DONE: frozenset(),
         JobStatus.DEAD: frozenset({JobStatus.QUEUED}),
         JobStatus.CANCELLED: frozenset(),

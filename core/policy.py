@@ -76,6 +76,8 @@ class PolicyVersion(Noun):
     serving: ServingStatus = ServingStatus.WANTED
     serving_reason: str | None = None
     """Why the version was refused, in plain words."""
+    swap_seconds: float | None = None
+    """From the decision to load until the probe had passed, on the slowest replica, when it went live."""
     pinned: bool = False
     """An evaluation or an operator needs it loaded whatever is promoted."""
     created_at: float = Field(default_factory=now)

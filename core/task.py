@@ -56,7 +56,7 @@ class Task(Noun):
     files: dict[str, str] = Field(default_factory=dict)
     """Relative path → text, laid into the work folder before the attempt."""
     demonstration: str | None = None
-    """A right first answer, for SFT warm-up; never shown to the policy."""
+    """A first answer to imitate, for SFT warm-up; never shown to the policy."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 

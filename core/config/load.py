@@ -61,6 +61,17 @@ def environment_for_child(config: HoneConfig, extra: Mapping[str, str] | None = 
     return child
 
 
+def launcher_variables() -> dict[str, int]:
+    """RANK, WORLD_SIZE and LOCAL_RANK as ``torchrun`` or ``deepspeed`` set them; empty without a launcher."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
+    return {name: int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()}
+
+
+def announce_local_rank(local_rank: int) -> None:
+    """Set LOCAL_RANK for this process: DeepSpeed takes it from the environment and from nowhere else."""
+    os.environ["LOCAL_RANK"] = str(local_rank)
+
+
 def _read_file(path: Path | None, variables: Mapping[str, str]) -> dict[str, Any]:
     named = path or (Path(variables[FILE_VARIABLE]) if FILE_VARIABLE in variables else None)
     chosen = named or DEFAULT_FILE

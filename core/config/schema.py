@@ -44,8 +44,6 @@ class GatewaySection(Section):
     """Address to listen on."""
     port: int = Field(default=8400, ge=0, le=65535)
     """Port to listen on; 0 picks a free one."""
-    workers: int = Field(default=1, ge=1)
-    """uvicorn worker processes."""
     request_timeout_seconds: float = Field(default=600.0, gt=0)
     """Longest time that an engine may take for one answer."""
     recorder_buffer_turns: int = Field(default=10_000, ge=1)
@@ -91,7 +89,9 @@ class FleetSection(Section):
     attach: dict[str, str] = Field(default_factory=dict)
     """Variant → URL of an engine that somebody else runs, instead of launching one."""
     host: str = "127.0.0.1"
-    """Address of launched engines."""
+    """Address on which launched engines listen."""
+    advertised_host: str = ""
+    """Address under which other machines reach launched engines; empty: ``host``."""
     first_port: int = Field(default=8410, ge=0, le=65535)
     """Port of the first launched engine, the next ones count up; 0: free ports."""
     fast_method: Literal["ngram", "draft_model"] = "ngram"
@@ -236,6 +236,8 @@ class HoneConfig(Section):
     """Database, blobs, checkpoints, logs and local keys of the embedded defaults."""
     cache_dir: Path = Path("~/.cache/hone")
     """Unpacked base models and compiled extensions, shared between projects."""
+    metrics_host: str = "127.0.0.1"
+    """Address of the Prometheus ports of fleet, worker and learner."""
     store: StoreSection = StoreSection()
     """Where everything durable lives."""
     base: BaseSection = BaseSection()
@@ -262,9 +264,9 @@ class HoneConfig(Section):
                 f"learner.lora.rank ({self.learner.lora.rank}) is above engine.max_lora_rank "
                 f"({self.engine.max_lora_rank}): no engine could load what the learner publishes"
             )
-        if "fast" in self.fleet.variants and self.fleet.fast_method == "draft_model":
-            if not self.fleet.draft_model and "fast" not in self.fleet.attach:
-                raise ValueError("fleet.draft_model is empty, and fleet.fast_method 'draft_model' needs one")
+        launches_fast = "fast" in self.fleet.variants and "fast" not in self.fleet.attach
+        if launches_fast and self.fleet.fast_method == "draft_model" and not self.fleet.draft_model:
+            raise ValueError("fleet.draft_model is empty, and fleet.fast_method 'draft_model' needs one")
         unknown = set(self.fleet.attach) - {"standard", "fast"}
         if unknown:
             raise ValueError(f"fleet.attach names unknown Variants: {', '.join(sorted(unknown))}")

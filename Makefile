@@ -1,0 +1,49 @@
+# Everything a newcomer, a developer and CI run. Each target installs what it needs.
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+
+VENV := .venv
+ENGINE_VENV := .venv-engine
+PYTHON := $(VENV)/bin/python
+SEED ?= 0
+KEEP ?=
+ENGINE ?= cpu
+
+.PHONY: help install demo test check lint types imports architecture lock docs clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+
+install: ## Install everything into .venv and .venv-engine
+	@scripts/install.sh $(ENGINE)
+
+demo: install ## Serve, record, judge, train, swap, compare, promote: the whole loop, watched
+	@$(VENV)/bin/hone demo --seed $(SEED) $(if $(KEEP),--keep)
+
+test: check ## All checks and all tests
+	@$(PYTHON) -m pytest -q
+
+check: install lint types imports architecture ## Style, types, import directions, documents
+
+lint:
+	@$(VENV)/bin/ruff check .
+	@$(VENV)/bin/ruff format --check .
+
+types:
+	@$(VENV)/bin/mypy core store serving gateway sandbox learner hone
+
+imports:
+	@$(VENV)/bin/lint-imports
+
+architecture:
+	@$(PYTHON) -m pytest -q tests/architecture
+
+lock: ## Resolve the locked requirements again (needs uv)
+	@scripts/lock.sh
+
+docs: install ## Write the generated documents again
+	@$(VENV)/bin/hone config reference > docs/configuration.md
+
+clean: ## Remove environments, caches and local data
+	rm -rf $(VENV) $(ENGINE_VENV) .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

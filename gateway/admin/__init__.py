@@ -1,0 +1,1 @@
+"""Routes under ``/admin/v1``."""

@@ -1,0 +1,26 @@
+"""Gathers the admin routes under ``/admin/v1``."""
+
+from fastapi import APIRouter, Depends
+
+from gateway.admin import audit, deployments, episodes, evaluations, health, jobs, keys, policies, runs
+from gateway.dependencies import BEARER
+
+_ROUTERS = (
+    policies.router,
+    episodes.router,
+    deployments.router,
+    jobs.router,
+    runs.router,
+    evaluations.router,
+    keys.router,
+    audit.router,
+    health.router,
+)
+
+
+def admin_router() -> APIRouter:
+    """All of them; each route checks its scope."""
+    router = APIRouter(prefix="/admin/v1", dependencies=[Depends(BEARER)])
+    for part in _ROUTERS:
+        router.include_router(part)
+    return router

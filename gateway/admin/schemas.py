@@ -1,0 +1,195 @@
+"""Bodies of the admin API that are more than one noun."""
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from core.access import ApiKey, Scope
+from core.episode import Episode
+from core.evaluation import Evaluation
+from core.job import Job, JobStatus
+from core.policy import Policy, PolicyVersion, Provenance
+from core.release import Release, ReleaseStep
+from core.trajectory import BreakCause
+from core.turn import Turn
+from core.variant import Deployment
+from core.verdict import Reward, Verdict
+
+
+class Body(BaseModel):
+    """A request or answer body; an unknown field is refused by name."""
+
+    model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+
+class NewPolicy(Body):
+    """A Policy to create; its version 0 is the Base."""
+
+    name: str
+    """Letters, digits, `.`, `_`, `-`; not ending in `-fast`."""
+    base: str | None = None
+    """The Base to train on; left out: the configured one."""
+    release_policy: str = "default"
+    """Which steps a promotion requires."""
+
+
+class PolicyView(Body):
+    """A Policy with what it serves."""
+
+    policy: Policy
+    versions: list[PolicyVersion]
+    """All versions in ascending order, from 0 on."""
+    releases: list[Release]
+
+
+class CheckpointView(Body):
+    """A Checkpoint without its Probe's numbers."""
+
+    id: str
+    kind: str
+    path: str
+    checksum: str
+    base_fingerprint: str
+    lora_rank: int | None
+    probe_prompts: int
+    """Prompts in the Probe."""
+    provenance: Provenance
+    created_at: float
+
+
+class VersionView(Body):
+    """A PolicyVersion with everything that speaks for or against it."""
+
+    version: PolicyVersion
+    checkpoint: CheckpointView | None
+    release: Release | None
+    evaluations: list[Evaluation]
+    deployments: list[str]
+    """Ids of the Deployments that hold it now."""
+
+
+class Promotion(Body):
+    """Which version gets the traffic."""
+
+    version: int = Field(ge=0)
+    reason: str | None = None
+    """Needed when steps are skipped."""
+    skip: list[ReleaseStep] = []
+    """Required steps to pass without evidence; they are recorded as missing."""
+
+
+class Rollback(Body):
+    """Why traffic goes back."""
+
+    reason: str | None = None
+
+
+class TrafficView(Body):
+    """What a promotion or a rollback changed."""
+
+    policy: Policy
+    promoted: Release
+    displaced: Release | None
+
+
+class BranchView(Body):
+    """A Branch of a Trajectory by its Turns."""
+
+    turn_ids: list[str]
+    cause: BreakCause
+    """Why it began."""
+
+
+class EpisodeView(Body):
+    """An Episode with all that belongs to it; tool results are part of the Episode."""
+
+    episode: Episode
+    turns: list[Turn]
+    verdicts: list[Verdict]
+    reward: Reward | None
+    branches: list[BranchView]
+    breaks: dict[BreakCause, int]
+    """How often the Trajectory broke, by cause."""
+    checkpoints: list[str]
+    """Checkpoints that saw this Episode."""
+
+
+class JobsView(Body):
+    """The queue at a glance."""
+
+    depth: dict[JobStatus, int]
+    dead: list[Job]
+    """Jobs out of attempts, newest first."""
+
+
+class NewKey(Body):
+    """An API key to create."""
+
+    name: str = Field(min_length=1, max_length=200)
+    scopes: list[Scope] = [Scope.INFERENCE]
+    training_granted: bool = False
+    """Whether what this key asks may train; a request can narrow that and never widen it."""
+    tenant_id: str | None = None
+    """Left out: the caller's own Tenant."""
+
+
+class KeyView(Body):
+    """A key without its hash."""
+
+    id: str
+    tenant_id: str
+    name: str
+    scopes: list[Scope]
+    training_granted: bool
+    revoked: bool
+    created_at: float
+
+    @classmethod
+    def of(cls, key: ApiKey) -> "KeyView":
+        """What may be shown of ``key``."""
+        return cls(
+            id=key.id,
+            tenant_id=key.tenant_id,
+            name=key.name,
+            scopes=sorted(key.scopes),
+            training_granted=key.training_granted,
+            revoked=key.revoked,
+            created_at=key.created_at,
+        )
+
+
+class MintedKey(Body):
+    """A new key. Its plaintext is shown this one time."""
+
+    key: KeyView
+    plaintext: str
+
+
+class PartHealth(Body):
+    """How one part of the installation is."""
+
+    ok: bool
+    detail: str
+    """In plain words."""
+
+
+class RecorderHealth(Body):
+    """How the capture of Turns is."""
+
+    ok: bool
+    buffered: int
+    """Turns that are not durable yet."""
+    capacity: int
+    lost: int
+    """Turns that could not be kept since the start."""
+    last_error: str | None
+
+
+class SystemHealth(Body):
+    """The installation as this gateway sees it."""
+
+    ok: bool
+    database: PartHealth
+    routing: PartHealth
+    recorder: RecorderHealth
+    deployments: list[Deployment]
+    serving: dict[str, list[int]]
+    """Policy → versions that are live."""

@@ -1,0 +1,164 @@
+"""Which Episode a request continues, and on which PolicyVersion it stays."""
+
+import asyncio
+import time
+from collections import OrderedDict
+from dataclasses import dataclass, field
+
+import structlog
+
+from core import ids
+from core.access import ApiKey
+from core.config.schema import HoneConfig
+from core.episode import Episode, EpisodeStatus
+from core.errors import Conflict, NotFound
+from core.variant import ModelName
+from gateway.metrics import GatewayMetrics
+from store.store import Store
+
+log = structlog.get_logger(__name__)
+
+IDLE_SECONDS = 3600.0
+"""After this time without a Turn an Episode's version is no longer remembered here."""
+_MOST_HELD = 50_000
+_LOOKUP_TIMEOUT_SECONDS = 2.0
+
+
+@dataclass(slots=True)
+class HeldEpisode:
+    """What the gateway remembers of an Episode between its Turns."""
+
+    id: str
+    tenant_id: str
+    versions: dict[str, int] = field(default_factory=dict)
+    """Policy → the version that answered its first Turn here."""
+    pinned: tuple[str, int] | None = None
+    """Policy and version that the Episode was created for."""
+    next_index: int = 0
+    new: bool = False
+    """The Episode row is to be written with the first Turn."""
+    used_at: float = field(default_factory=time.monotonic)
+
+    def take_index(self) -> int:
+        """The order of the next Turn."""
+        index = self.next_index
+        self.next_index += 1
+        return index
+
+    def wanted_version(self, model: ModelName) -> int | None:
+        """The version that an unpinned ``model`` stays on; None: the promoted one."""
+        if self.pinned is not None and self.pinned[0] == model.name:
+            return self.pinned[1]
+        return self.versions.get(model.name)
+
+
+class Episodes:
+    """Episodes in flight. Gateways that share a PostgreSQL agree through it: it is read at every Turn."""
+
+    def __init__(self, *, config: HoneConfig, store: Store, metrics: GatewayMetrics) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._shared = not config.database_url.startswith("sqlite")
+        self._grace_seconds = 2 * config.gateway.recorder_flush_seconds + 0.1
+        self._held: OrderedDict[str, HeldEpisode] = OrderedDict()
+
+    async def find(self, key: ApiKey, episode_id: str | None) -> HeldEpisode:
+        """The Episode named by a request's header, or a new one where none is named.
+
+        Raises NotFound for an Episode that does not exist for this tenant, and Conflict for one that has ended.
+        A store that is away breaks no answer: the Turn then opens an Episode of its own, and that is counted.
+        """
+        if episode_id is None:
+            return self._open(key)
+        held = self._held.get(episode_id)
+        if held is not None and held.tenant_id != key.tenant_id:
+            held = None
+        if held is not None and not self._shared:
+            return self._touch(held)
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS):
+                stored = await self._read(key, episode_id, patient=held is None)
+        except Conflict:
+            raise
+        except NotFound:
+            if held is None:
+                raise
+            # Its first Turn was answered here and is not written yet.
+            return self._touch(held)
+        except Exception as error:  # noqa: BLE001 - no failing look-up may break an answer
+            if held is not None:
+                return self._touch(held)
+            self._metrics.capture_failures.labels("episode_lookup").inc()
+            log.warning("episode_lookup_failed", episode_id=episode_id, error=f"{type(error).__name__}: {error}")
+            return self._open(key)
+        if held is not None:
+            # Turns that this process answered may not be written yet: the larger index is the true one.
+            stored.next_index = max(stored.next_index, held.next_index)
+            stored.versions = {**held.versions, **stored.versions}
+        self._held[episode_id] = stored
+        return self._touch(stored)
+
+    def began(self, held: HeldEpisode, policy: str, version: int) -> None:
+        """Note which version answered; the first one stays."""
+        held.versions.setdefault(policy, version)
+
+    def _open(self, key: ApiKey) -> HeldEpisode:
+        held = HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
+        self._held[held.id] = held
+        return self._touch(held)
+
+    def _touch(self, held: HeldEpisode) -> HeldEpisode:
+        now = time.monotonic()
+        held.used_at = now
+        self._held.move_to_end(held.id)
+        while self._held:
+            oldest = next(iter(self._held.values()))
+            if len(self._held) <= _MOST_HELD and now - oldest.used_at < IDLE_SECONDS:
+                break
+            del self._held[oldest.id]
+        return held
+
+    async def _read(self, key: ApiKey, episode_id: str, *, patient: bool) -> HeldEpisode:
+        try:
+            return await self._read_once(key, episode_id)
+        except NotFound:
+            if not (self._shared and patient):
+                raise
+        # Another process may have answered the first Turn and not written it yet.
+        await asyncio.sleep(self._grace_seconds)
+        return await self._read_once(key, episode_id)
+
+    async def _read_once(self, key: ApiKey, episode_id: str) -> HeldEpisode:
+        async with self._store.reading() as work:
+            try:
+                episode = await work.episodes.get(episode_id)
+            except NotFound as error:
+                raise _unknown(episode_id) from error
+            _check_continuable(episode, key)
+            turns = await work.turns.for_episode(episode_id)
+        versions: dict[str, int] = {}
+        for turn in turns:
+            versions.setdefault(turn.policy, turn.version)
+        return HeldEpisode(
+            id=episode_id,
+            tenant_id=episode.tenant_id,
+            versions=versions,
+            pinned=None if episode.version is None else (episode.policy, episode.version),
+            next_index=max((turn.index + 1 for turn in turns), default=0),
+        )
+
+
+def _check_continuable(episode: Episode, key: ApiKey) -> None:
+    if episode.tenant_id != key.tenant_id:
+        raise _unknown(episode.id)
+    if episode.status is not EpisodeStatus.RUNNING:
+        raise Conflict(
+            f"Episode '{episode.id}' is {episode.status} and takes no more Turns",
+            hint="leave x-hone-episode-id out to begin a new one",
+            param="x-hone-episode-id",
+        )
+
+
+def _unknown(episode_id: str) -> NotFound:
+    # One answer for what does not exist and for what another tenant has.
+    return NotFound(f"there is no Episode '{episode_id}'", param="x-hone-episode-id")

@@ -1,0 +1,85 @@
+"""The outermost layer, in pure ASGI: request ids, metrics, the shortcut to the hot path, and the last catch."""
+
+import re
+import time
+from collections.abc import Mapping
+
+import structlog
+
+from core import ids
+from gateway.asgi import AsgiApp, Message, Receive, Scope, Send, send_answer
+from gateway.errors import JSON_HEADER, REQUEST_ID, encode, internal_error_body
+from gateway.metrics import GatewayMetrics
+
+log = structlog.get_logger(__name__)
+
+MODEL_LABEL = "hone_model"
+"""Key of the resolved Policy or Base name in an ASGI scope."""
+CLIENT_LEFT = "hone_client_left"
+"""Key that is set in an ASGI scope when the client closed its connection before the answer was complete."""
+_CLIENT_LEFT_STATUS = 499
+_LONGEST_REQUEST_ID = 128
+_UNMATCHED = "unmatched"
+_PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
+
+
+class GatewayMiddleware:
+    """Wraps the whole application."""
+
+    def __init__(
+        self, app: AsgiApp, *, metrics: GatewayMetrics, hot_paths: Mapping[tuple[str, str], AsgiApp]
+    ) -> None:
+        self._app = app
+        self._metrics = metrics
+        self._hot_paths = hot_paths
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request; other scopes pass."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = time.perf_counter()
+        request_id = _request_id(scope)
+        scope[REQUEST_ID] = request_id
+        header = (b"x-request-id", request_id.encode())
+        status = 0
+
+        async def send_with_id(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], header]
+            await send(message)
+
+        hot = self._hot_paths.get((scope["method"], scope["path"]))
+        try:
+            await (self._app if hot is None else hot)(scope, receive, send_with_id)
+        except Exception as error:
+            log.exception("request_crashed", request_id=request_id, path=scope["path"], error=repr(error))
+            if status == 0:
+                await send_answer(send_with_id, 500, [JSON_HEADER], encode(internal_error_body(request_id)))
+        finally:
+            route = scope["path"] if hot is not None else _route_template(scope)
+            shown = _CLIENT_LEFT_STATUS if scope.get(CLIENT_LEFT) else status
+            self._metrics.requests.labels(route, scope.get(MODEL_LABEL, ""), shown).inc()
+            self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+
+
+def _request_id(scope: Scope) -> str:
+    for name, value in scope["headers"]:
+        if name == b"x-request-id":
+            text = str(value, "latin-1")
+            if 0 < len(text) <= _LONGEST_REQUEST_ID and text.isascii() and text.isprintable():
+                return text
+    return ids.new_id(ids.REQUEST)
+
+
+def _route_template(scope: Scope) -> str:
+    """``/admin/v1/policies/{name}``: the matched route's own template, after the prefix that its routers add."""
+    leaf = getattr(scope.get("route"), "path", None)
+    if leaf is None:
+        return _UNMATCHED
+    parameters = scope.get("path_params", {})
+    concrete = _PARAMETER.sub(lambda found: str(parameters.get(found[1], "")), leaf)
+    path = scope["path"]
+    return str(path[: len(path) - len(concrete)] + leaf if path.endswith(concrete) else leaf)

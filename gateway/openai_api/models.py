@@ -1,0 +1,90 @@
+"""``/v1/models``: every name that the ``model`` field may carry now."""
+
+from collections.abc import Iterator
+
+from fastapi import APIRouter, Depends, Request
+
+from core.access import ApiKey, Scope
+from core.errors import ModelNotFound
+from core.policy import Policy, ServingStatus
+from core.variant import DeploymentStatus, ModelName, Variant
+from gateway.asgi import header_map
+from gateway.auth import require_scope
+from gateway.dependencies import BEARER, GatewayParts, errors, gateway_of
+from gateway.openai_api.documents import ModelCard, ModelList
+from serving.pool import RoutingTable
+
+router = APIRouter(prefix="/v1", tags=["OpenAI API"], dependencies=[Depends(BEARER)])
+
+
+async def _inference_key(request: Request) -> ApiKey:
+    key = await gateway_of(request).authenticator.authenticate(header_map(request.scope))
+    return require_scope(key, Scope.INFERENCE)
+
+
+@router.get(
+    "/models",
+    summary="List models",
+    responses=errors(401, 403, 503),
+    dependencies=[Depends(_inference_key)],
+)
+async def list_models(gateway: GatewayParts) -> ModelList:
+    """Bases, Policies, their `-fast` names where a fast replica is ready, and every live version by number."""
+    return ModelList(data=list(model_cards(gateway.routing.table)))
+
+
+@router.get(
+    "/models/{name:path}",
+    summary="Show one model",
+    responses=errors(401, 403, 404, 503),
+    dependencies=[Depends(_inference_key)],
+)
+async def get_model(name: str, gateway: GatewayParts) -> ModelCard:
+    """One of the names that `/v1/models` lists."""
+    for card in model_cards(gateway.routing.table):
+        if card.id == name:
+            return card
+    raise ModelNotFound(f"the model '{name}' does not exist", param="model")
+
+
+def model_cards(table: RoutingTable) -> Iterator[ModelCard]:
+    """The cards of a routing table, in order of name."""
+    fast_bases = {
+        deployment.base
+        for deployment in table.deployments
+        if deployment.variant is Variant.FAST and deployment.status is DeploymentStatus.READY
+    }
+    for name in sorted(table.bases):
+        if name not in table.policies:
+            yield from _variants(ModelName(name=name, variant=Variant.STANDARD), name, None, fast_bases)
+    for name in sorted(table.policies):
+        policy = table.policies[name]
+        yield from _variants(ModelName(name=name, variant=Variant.STANDARD), policy.base, policy, fast_bases)
+        for number in _live_versions(table, name):
+            pinned = ModelName(name=name, variant=Variant.STANDARD, version=number)
+            yield from _variants(pinned, policy.base, policy, fast_bases)
+
+
+def _variants(model: ModelName, base: str, policy: Policy | None, fast_bases: set[str]) -> Iterator[ModelCard]:
+    variants = [Variant.STANDARD, Variant.FAST] if base in fast_bases else [Variant.STANDARD]
+    for variant in variants:
+        version = model.version
+        if version is None and policy is not None:
+            version = policy.promoted_version
+        yield ModelCard(
+            id=str(model.model_copy(update={"variant": variant})),
+            created=0 if policy is None else int(policy.created_at),
+            root=base,
+            policy=None if policy is None else policy.name,
+            version=version,
+            variant=variant.value,
+        )
+
+
+def _live_versions(table: RoutingTable, policy: str) -> list[int]:
+    live = {
+        number
+        for (name, number), version in table.versions.items()
+        if name == policy and version.serving is ServingStatus.LIVE
+    }
+    return sorted(live | {0})

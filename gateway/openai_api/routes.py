@@ -1,0 +1,74 @@
+"""The inference routes as FastAPI knows them: documented there, answered by the raw ASGI hot path."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from gateway.asgi import AsgiApp
+from gateway.dependencies import errors
+from gateway.openai_api.documents import ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest
+
+_ERRORS = errors(400, 401, 403, 404, 409, 429, 502, 503)
+_HEADERS_IN = (
+    ("x-hone-episode-id", "Continue this Episode; left out: a new one."),
+    ("x-hone-train", "`false`: this request does not train, whatever the key grants."),
+    ("idempotency-key", "A repeated request with the same key adds no second Turn."),
+    ("x-request-id", "Comes back in the answer and stands in the logs."),
+)
+_HEADERS_OUT = {
+    "x-hone-policy-version": "The PolicyVersion that answered; 0 is the Base.",
+    "x-hone-variant": "`standard` or `fast`.",
+    "x-hone-episode-id": "The Episode that this answer belongs to.",
+    "x-hone-turn-id": "The Turns of this answer, one per choice, with commas between.",
+    "x-request-id": "The id of this request.",
+}
+
+
+class RawRoute(APIRoute):
+    """A documented route whose requests go to a raw ASGI application, past FastAPI's own handling."""
+
+    def __init__(self, path: str, *, handler: AsgiApp, request: type[BaseModel], answer: type[BaseModel]) -> None:
+        async def described() -> None:
+            """Never called: the handler takes the request."""
+
+        super().__init__(
+            path,
+            described,
+            methods=["POST"],
+            name=f"post {path}",
+            summary=(request.__doc__ or path).split(";")[0].rstrip("."),
+            description=answer.__doc__ or "",
+            tags=["OpenAI API"],
+            response_model=answer,
+            response_description="The engine's answer, with the public model name.",
+            responses={**_ERRORS, 200: _ok()},
+            openapi_extra=_extra(request),
+        )
+        self.app = handler
+
+
+def inference_routes(chat: AsgiApp, completions: AsgiApp) -> Sequence[RawRoute]:
+    """The two routes, with their handlers."""
+    return (
+        RawRoute("/v1/chat/completions", handler=chat, request=ChatRequest, answer=ChatAnswer),
+        RawRoute("/v1/completions", handler=completions, request=CompletionRequest, answer=CompletionAnswer),
+    )
+
+
+def _ok() -> dict[str, Any]:
+    headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS_OUT.items()}
+    return {"headers": headers, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+
+
+def _extra(request: type[BaseModel]) -> dict[str, Any]:
+    schema = request.model_json_schema()
+    return {
+        "requestBody": {"required": True, "content": {"application/json": {"schema": schema}}},
+        "parameters": [
+            {"name": name, "in": "header", "required": False, "description": text, "schema": {"type": "string"}}
+            for name, text in _HEADERS_IN
+        ],
+        "security": [{"HTTPBearer": []}],
+    }

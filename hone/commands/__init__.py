@@ -1,0 +1,1 @@
+"""The CLI's command groups, one noun a file."""

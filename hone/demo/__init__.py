@@ -1,0 +1,1 @@
+"""``hone demo``: the whole loop on a small real model, watched."""

@@ -1,0 +1,141 @@
+"""``hone doctor``: what this machine has, what it lacks, and how to get it."""
+
+import platform
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from core.config.schema import HoneConfig
+from core.noun import Noun
+
+_NEEDED_DISK_GIB = 5
+_NEEDED_MEMORY_GIB = 6
+
+
+class Finding(Noun):
+    """One thing that was looked at."""
+
+    name: str
+    state: Literal["ok", "warning", "missing"]
+    detail: str
+    hint: str = ""
+
+
+def examine(config: HoneConfig) -> list[Finding]:
+    """Look at everything that Hone needs on this machine; changes nothing."""
+    checks: list[Callable[[HoneConfig], Finding]] = [
+        _python,
+        _compiler,
+        _bubblewrap,
+        _engine,
+        _learner,
+        _memory,
+        _disk,
+        _gateway_port,
+        _gpu,
+    ]
+    return [check(config) for check in checks]
+
+
+def _python(_: HoneConfig) -> Finding:
+    # An older Python cannot even read this file, so there is nothing to warn about here.
+    return Finding(name="Python", state="ok", detail=platform.python_version())
+
+
+def _compiler(_: HoneConfig) -> Finding:
+    found = shutil.which("g++") or shutil.which("c++")
+    if found:
+        return Finding(name="C++ compiler", state="ok", detail=found)
+    return Finding(
+        name="C++ compiler",
+        state="missing",
+        detail="neither g++ nor c++ is on PATH; vLLM compiles kernels with it",
+        hint="apt-get install build-essential",
+    )
+
+
+def _bubblewrap(config: HoneConfig) -> Finding:
+    found = shutil.which(config.sandbox.bwrap)
+    if found:
+        return Finding(name="bubblewrap", state="ok", detail=found)
+    return Finding(
+        name="bubblewrap",
+        state="missing",
+        detail="tools cannot run isolated without it",
+        hint="apt-get install bubblewrap",
+    )
+
+
+def _engine(config: HoneConfig) -> Finding:
+    python = config.engine.python or sys.executable
+    return _importable("engine (vLLM)", python, "vllm", "make install, or set engine.python")
+
+
+def _learner(_: HoneConfig) -> Finding:
+    return _importable("learner (DeepSpeed)", sys.executable, "deepspeed", "pip install 'hone[learner]'")
+
+
+def _importable(name: str, python: str, package: str, hint: str) -> Finding:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    if not Path(python).exists():
+        return Finding(name=name, state="missing", detail=f"{python} does not exist", hint=hint)
+    found = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60)
+    if found.returncode == 0:
+        return Finding(name=name, state="ok", detail=python)
+    return Finding(name=name, state="missing", detail=f"{python} has no package {package}", hint=hint)
+
+
+def _memory(_: HoneConfig) -> Finding:
+    pages = Path("/proc/meminfo")
+    if not pages.exists():
+        return Finding(name="memory", state="warning", detail="unknown on this system")
+    fields = dict(line.split(":", 1) for line in pages.read_text().splitlines())
+    available = int(fields["MemAvailable"].split()[0]) / 2**20
+    state: Literal["ok", "warning"] = "ok" if available >= _NEEDED_MEMORY_GIB else "warning"
+    return Finding(
+        name="memory",
+        state=state,
+        detail=f"{available:.1f} GiB available",
+        hint="" if state == "ok" else f"the demo wants {_NEEDED_MEMORY_GIB} GiB",
+    )
+
+
+def _disk(config: HoneConfig) -> Finding:
+    folder = config.data_dir.expanduser().absolute()
+    while not folder.exists():
+        folder = folder.parent
+    free = shutil.disk_usage(folder).free / 2**30
+    state: Literal["ok", "warning"] = "ok" if free >= _NEEDED_DISK_GIB else "warning"
+    return Finding(
+        name="disk",
+        state=state,
+        detail=f"{free:.1f} GiB free at {folder}",
+        hint="" if state == "ok" else "make room, or set data_dir and cache_dir elsewhere",
+    )
+
+
+def _gateway_port(config: HoneConfig) -> Finding:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((config.gateway.host, config.gateway.port))
+        except OSError as error:
+            return Finding(
+                name="gateway port",
+                state="warning",
+                detail=f"{config.gateway.port}: {error.strerror}",
+                hint="Hone may be running already; else set gateway.port",
+            )
+    return Finding(name="gateway port", state="ok", detail=f"{config.gateway.port} is free")
+
+
+def _gpu(_: HoneConfig) -> Finding:
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return Finding(name="GPU", state="ok", detail="none; engines and learner run on the CPU")
+    listing = subprocess.run([program, "-L"], check=False, capture_output=True, text=True, timeout=30)
+    return Finding(name="GPU", state="ok", detail=listing.stdout.strip() or listing.stderr.strip())

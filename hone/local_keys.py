@@ -1,0 +1,47 @@
+"""The plaintext keys that ``hone up`` mints for this machine, in a file that only its owner can read."""
+
+import json
+import os
+from pathlib import Path
+
+from core.config.schema import HoneConfig
+from core.errors import ConfigurationError
+from core.noun import Noun
+
+
+class LocalKeys(Noun):
+    """One key per role; the store holds only their hashes."""
+
+    admin: str
+    """All scopes: for the operator's CLI."""
+    worker: str
+    """Inference with training granted: for rollouts."""
+
+
+def keys_path(config: HoneConfig) -> Path:
+    """Where the local keys are kept."""
+    return config.data_dir.expanduser() / "keys.json"
+
+
+def read_local_keys(config: HoneConfig) -> LocalKeys:
+    """The keys of this machine; raises ConfigurationError when ``hone up`` has not minted any yet."""
+    path = keys_path(config)
+    if not path.exists():
+        raise ConfigurationError(
+            f"there are no local keys under {config.data_dir}", hint="start Hone once with 'hone up'"
+        )
+    return LocalKeys.model_validate_json(path.read_text())
+
+
+def write_local_keys(config: HoneConfig, keys: LocalKeys) -> None:
+    """Write the keys with mode 0600, never readable by others even for a moment."""
+    path = keys_path(config)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w") as file:
+        json.dump(keys.model_dump(), file)
+
+
+def worker_key(config: HoneConfig) -> str:
+    """The configured key for rollouts, else the local one."""
+    return config.worker.api_key.get_secret_value() or read_local_keys(config).worker

@@ -1,0 +1,1 @@
+"""One composition root per process; each is started as ``python -m hone.processes.NAME``."""

@@ -1,0 +1,41 @@
+"""The fleet process: engines, hot-swaps, health."""
+
+import asyncio
+
+from prometheus_client import CollectorRegistry
+
+from core.config.schema import HoneConfig
+from core.errors import MachineError, NotFound
+from core.policy import Base
+from hone.processes.runner import run_process, until_stopped
+from serving.fleet import Fleet
+from store.store import Store
+
+
+async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
+    """Reconcile wanted and live Deployments until ``stop`` is set."""
+    fleet = Fleet(config=config, store=store, base=await _base(config, store), registry=registry)
+    await fleet.start()
+    try:
+        await until_stopped(stop, fleet.wait())
+    finally:
+        await fleet.stop()
+
+
+async def _base(config: HoneConfig, store: Store) -> Base:
+    async with store.transaction() as tx:
+        try:
+            return await tx.bases.get(config.base.name)
+        except NotFound as error:
+            raise MachineError(
+                f"the Base '{config.base.name}' is not registered", hint="run 'hone prepare' once"
+            ) from error
+
+
+def main() -> None:
+    """Entry point of ``python -m hone.processes.fleet``."""
+    run_process("fleet", serve, metrics_port=lambda config: config.fleet.metrics_port)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""GRPO and SFT on DeepSpeed: from recorded Episodes to published PolicyVersions."""

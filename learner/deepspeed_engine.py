@@ -1,0 +1,145 @@
+"""DeepSpeed behind one small class: the only file that imports it.
+
+Three of its habits are dealt with here (all read from deepspeed 0.19.8):
+
+* ``init_distributed`` compiles a shared-memory communication extension on Linux CPUs, which takes minutes and
+  looks like a hang when two ranks race. It serves inference all-reduce only, so it is marked incompatible
+  (``deepspeed.ops.__compatible_ops__``) and plain gloo is used, for one rank and for many.
+* ``gradient_clipping`` defaults to 1.0: it is always given. In stage 0 DeepSpeed clips and forgets the norm, so
+  there the clipping is done here, at the optimizer's step.
+* Its own Adam is another extension: torch's AdamW is handed in.
+
+Gradients are averaged over ranks: a loss that is a sum over global tokens must be multiplied by the world size.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import deepspeed
+import deepspeed.ops
+import torch
+from deepspeed.utils import logger as deepspeed_logger
+from torch import Tensor, nn
+from torch.optim import AdamW, Optimizer
+
+from core.config.schema import LearnerSection
+from core.errors import CorruptArtefact, LearnerError, boundary
+from learner.distributed import World
+from learner.storage import storage_errors
+
+OptimizerFactory = Callable[[Iterable[nn.Parameter]], Optimizer]
+
+_SHARED_MEMORY_COMM = "deepspeed_shm_comm"
+
+
+def adamw(config: LearnerSection, learning_rate: float) -> OptimizerFactory:
+    """torch's AdamW with the configured decay."""
+    return lambda parameters: AdamW(parameters, lr=learning_rate, weight_decay=config.weight_decay)
+
+
+class DeepSpeedEngine:
+    """One model under ZeRO stage 0-3: forward, backward, step, save, load."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        config: LearnerSection,
+        world: World,
+        optimizer: OptimizerFactory,
+        outside_parameters: Iterable[nn.Parameter] = (),
+    ) -> None:
+        """``outside_parameters``: weights that ``model.forward`` uses without calling the module that owns them."""
+        deepspeed_logger.setLevel(logging.ERROR)
+        deepspeed.ops.__compatible_ops__[_SHARED_MEMORY_COMM] = False
+        self._stage = config.zero_stage
+        self._clipping = config.gradient_clipping
+        self._own_clipping = config.zero_stage == 0 and world.device.type == "cpu"
+        self._norm: float | None = None
+        self._trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+        chosen = optimizer(self._trained)
+        if self._own_clipping:
+            chosen.register_step_pre_hook(self._clip)
+        outside = list(outside_parameters)
+        self._engine, *_ = deepspeed.initialize(
+            model=model,
+            optimizer=chosen,
+            config=self._deepspeed_config(config, world),
+            dist_init_required=False if deepspeed.comm.is_initialized() else None,
+        )
+        if self._stage == 3:
+            for parameter in outside:
+                deepspeed.zero.register_external_parameter(model, parameter)
+
+    def __call__(self, **inputs: Any) -> Any:
+        """``model.forward(**inputs)``."""
+        return self._engine(**inputs)
+
+    def backward(self, loss: Tensor) -> None:
+        """Accumulate gradients of ``loss``; how many backward passes make a step is the caller's choice."""
+        self._engine.backward(loss)
+
+    def step(self) -> float:
+        """Reduce over ranks, clip, update; the global gradient norm before clipping.
+
+        Raises LearnerError when the gradient is not finite: the weights would be lost.
+        """
+        self._norm = None
+        self._engine.step()
+        norm = self._norm if self._own_clipping else self._engine.get_global_grad_norm()
+        value = float(norm) if norm is not None else float("nan")
+        if not torch.isfinite(torch.tensor(value)):
+            raise LearnerError(f"the gradient norm is {value}: training stopped before it harmed the policy")
+        return value
+
+    @contextlib.contextmanager
+    def gathered(self) -> Iterator[None]:
+        """Inside, trained parameters are whole on every rank (ZeRO-3 shards them). Call on all ranks."""
+        if self._stage < 3:
+            yield
+            return
+        with deepspeed.zero.GatheredParameters(self._trained):
+            yield
+
+    def save(self, folder: Path, tag: str) -> None:
+        """Write weights and optimizer state (all ranks). Raises StoreFull or StoreError."""
+        with storage_errors("writing the training state", folder):
+            self._engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=True)
+
+    def load(self, folder: Path, tag: str) -> None:
+        """Restore weights and optimizer state into a fresh engine (all ranks). Raises CorruptArtefact.
+
+        The files are pickles: load only folders whose checksum was verified.
+        """
+        with boundary(CorruptArtefact, f"reading the training state in {folder}"):
+            path, _ = self._engine.load_checkpoint(str(folder), tag=tag, load_module_strict=False)
+        if path is None:
+            raise CorruptArtefact(f"the training state in {folder} lacks {tag}")
+
+    def close(self) -> None:
+        """Drop hooks and buffers."""
+        self._engine.destroy()
+
+    def _clip(self, optimizer: Optimizer, *_: Any) -> None:
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        limit = self._clipping if self._clipping > 0 else float("inf")
+        self._norm = float(nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=False))
+        if not torch.isfinite(torch.tensor(self._norm)):
+            raise LearnerError(f"the gradient norm is {self._norm}: training stopped before it harmed the policy")
+
+    def _deepspeed_config(self, config: LearnerSection, world: World) -> dict[str, Any]:
+        return {
+            "train_micro_batch_size_per_gpu": 1,
+            "gradient_accumulation_steps": 1,
+            # step() is the boundary: the number of micro-batches differs from step to step.
+            "managed_gradient_accumulation": False,
+            "gradient_clipping": 0.0 if self._own_clipping else config.gradient_clipping,
+            "zero_optimization": {"stage": config.zero_stage},
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": world.device.type == "cuda"},
+            "steps_per_print": None,
+        }

@@ -1,0 +1,40 @@
+"""Prometheus metrics of the learner."""
+
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from core.run import TrainingRun
+
+
+class LearnerMetrics:
+    """Counters and gauges, labelled by Policy and algorithm."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        labels = ("policy", "algorithm")
+        self._steps = Counter("hone_learner_steps", "Optimizer steps recorded.", labels, registry=registry)
+        self._reward = Gauge("hone_learner_reward_mean", "Mean reward of the newest step.", labels, registry=registry)
+        self._loss = Gauge("hone_learner_loss", "Loss of the newest step.", labels, registry=registry)
+        self._norm = Gauge("hone_learner_gradient_norm", "Gradient norm before clipping.", labels, registry=registry)
+        self._version = Gauge("hone_learner_version", "Newest published version.", labels, registry=registry)
+        self._values = Gauge(
+            "hone_learner_step_value",
+            "Other values of the newest step, such as ess and mismatch_kl.",
+            (*labels, "name"),
+            registry=registry,
+        )
+        self._runs = Counter("hone_learner_runs", "Runs ended, by outcome.", (*labels, "outcome"), registry=registry)
+
+    def observe(self, run: TrainingRun) -> None:
+        """Show the run's newest step."""
+        step, labels = run.steps[-1], (run.policy, run.algorithm)
+        self._steps.labels(*labels).inc()
+        self._loss.labels(*labels).set(step.loss)
+        self._norm.labels(*labels).set(step.gradient_norm)
+        self._version.labels(*labels).set(step.version)
+        if step.reward_mean is not None:
+            self._reward.labels(*labels).set(step.reward_mean)
+        for name, value in step.values.items():
+            self._values.labels(*labels, name).set(value)
+
+    def ended(self, run: TrainingRun, outcome: str) -> None:
+        """Count a run that ended: ``finished``, ``failed``, ``handed_back``."""
+        self._runs.labels(run.policy, run.algorithm, outcome).inc()

@@ -1,0 +1,140 @@
+"""PolicyModel: the Base with a trainable LoRA adapter, asked only for log-probs of given tokens.
+
+float32 on CPU; bfloat16 with a float32 head on GPU. Logits are made for the wanted positions only and in
+chunks: a prompt's positions never reach the head.
+"""
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from core.config.schema import LoraSection
+from core.errors import CorruptArtefact, LearnerError, boundary
+from learner.logprobs import sequence_logprobs
+
+ADAPTER_NAME = "default"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER_CONFIG = "adapter_config.json"
+CHUNK_TOKENS = 512
+"""Positions per head chunk: 512 x 49k vocabulary in float32 is 100 MB."""
+
+_CHANGES_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
+
+
+class PolicyModel(nn.Module):
+    """``forward`` returns log-probs and entropies of the wanted tokens."""
+
+    def __init__(self, network: PeftModel) -> None:
+        super().__init__()
+        self.network = network
+        self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
+
+    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Log-prob of token t at index t and the entropy there, float32 [rows, width]; 0 outside ``mask``.
+
+        Rows are padded on the right, so causal attention keeps padding out without an attention mask.
+        """
+        hidden = self.causal.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
+        return sequence_logprobs(
+            hidden, self.head_weight, tokens, mask, chunk_tokens=CHUNK_TOKENS, temperature=temperature
+        )
+
+    @property
+    def causal(self) -> Any:
+        """The causal language model (a transformers PreTrainedModel) below PEFT's wrapper."""
+        return self.network.get_base_model()
+
+    @property
+    def head_weight(self) -> nn.Parameter:
+        """The output embedding, used outside its own module."""
+        weight: nn.Parameter = self.causal.get_output_embeddings().weight
+        return weight
+
+    @property
+    def lora_rank(self) -> int:
+        """Rank of the adapter."""
+        return int(self._adapter_config.r)
+
+    @property
+    def _adapter_config(self) -> Any:
+        return self.network.peft_config[ADAPTER_NAME]
+
+    @contextmanager
+    def as_base(self) -> Iterator[None]:
+        """Inside, the adapter is off: log-probs of the Base."""
+        with self.network.disable_adapter():
+            yield
+
+    def export_adapter(self, folder: Path) -> None:
+        """Write a PEFT folder (``adapter_config.json``, ``adapter_model.safetensors``) as vLLM reads it.
+
+        Under ZeRO-3 call it with the parameters gathered.
+        """
+        state = get_peft_model_state_dict(self.network, save_embedding_layers=False)
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
+        folder.mkdir(parents=True, exist_ok=True)
+        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+        config = copy.copy(self._adapter_config)
+        config.inference_mode = True
+        # The folder's checksum must not depend on where the Base happens to lie.
+        config.base_model_name_or_path = None
+        config.save_pretrained(str(folder))
+
+
+def build_policy_model(
+    base_path: Path, *, lora: LoraSection, adapter: Path | None, device: torch.device, seed: int
+) -> PolicyModel:
+    """The Base from its folder, with the parent version's adapter or a fresh one (which changes nothing yet).
+
+    Raises LearnerError when the Base cannot be loaded or trained so, CorruptArtefact for a broken adapter.
+    """
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
+    with boundary(LearnerError, f"loading the base model from {base_path}"):
+        base = AutoModelForCausalLM.from_pretrained(str(base_path), dtype=dtype)
+    _check_trainable(base, lora)
+    base.requires_grad_(False)
+    torch.manual_seed(seed)
+    if adapter is not None:
+        with boundary(CorruptArtefact, f"loading the adapter in {adapter}"):
+            network = PeftModel.from_pretrained(
+                base, str(adapter), is_trainable=True, autocast_adapter_dtype=False
+            ).to(dtype)
+        return PolicyModel(network)
+    config = LoraConfig(
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]
+        target_modules=list(lora.target_modules),
+        lora_dropout=0.0,
+        bias="none",
+        task_type="CAUSAL_LM",
+    )
+    with boundary(LearnerError, "adding the LoRA adapter"):
+        # Under ZeRO-3 adapters must have the base's dtype.
+        network = get_peft_model(base, config, autocast_adapter_dtype=False)
+    return PolicyModel(network)
+
+
+def _keep_trained(module: nn.Module, state: dict[str, Any], prefix: str, _: Any) -> None:
+    """A saved state is the adapter alone. DeepSpeed leaves out frozen parameters, but keeps a tied head."""
+    trained = {prefix + name for name, parameter in module.named_parameters() if parameter.requires_grad}
+    for name in state.keys() - trained:
+        del state[name]
+
+
+def _check_trainable(base: Any, lora: LoraSection) -> None:
+    if "lm_head" in lora.target_modules:
+        raise LearnerError("learner.lora.target_modules must not name the head, which is read as it is")
+    for name in _CHANGES_LOGITS:
+        if getattr(base.config, name, None) not in (None, 0, 1, 1.0):
+            raise LearnerError(f"the base model's '{name}' changes logits, and the learner does not apply it")
+    head = base.get_output_embeddings()
+    if head is None or getattr(head, "bias", None) is not None:
+        raise LearnerError("the base model has no plain output head without a bias")

@@ -1,0 +1,236 @@
+"""TrainingSession: one TrainingRun in progress, with what its steps share.
+
+Torch work runs in one thread of its own, so that heartbeats go on and OpenMP keeps one team of threads.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import structlog
+
+from core.config.schema import HoneConfig, LearnerSection
+from core.errors import CorruptArtefact
+from core.policy import Base, Provenance
+from core.run import RunStatus, StepMetrics, TrainingRun
+from core.sample import TrainingSample
+from learner.checkpoints import (
+    ResumeState,
+    ResumeStates,
+    WrittenCheckpoint,
+    make_provenance,
+    verify_folder,
+    write_checkpoint,
+)
+from learner.distributed import World
+from learner.metrics import LearnerMetrics
+from learner.probe import ProbeDraft, candidate_sequences, choose_probe
+from learner.publish import publish, wait_until_served
+from learner.trainer import Trainer, TrainerSpec, open_trainer
+from serving.weights.folder import base_fingerprint
+from store.store import Store
+
+log = structlog.get_logger(__name__)
+
+T = TypeVar("T")
+
+
+class TrainingSession:
+    """Opened for a run (new or interrupted), used by the training loop, closed in every case."""
+
+    def __init__(
+        self,
+        *,
+        run: TrainingRun,
+        config: HoneConfig,
+        store: Store,
+        world: World,
+        executor: Executor,
+        metrics: LearnerMetrics,
+    ) -> None:
+        self.run = run
+        self.config: LearnerSection = config.learner
+        self.store = store
+        self.version = run.start_version
+        """The PolicyVersion that the weights in training come from."""
+        self._world = world
+        self._executor = executor
+        self._metrics = metrics
+        data = config.data_dir.expanduser().absolute()
+        self._checkpoints = data / "checkpoints" / run.policy
+        self._states = ResumeStates(data / "runs" / run.id / "resume", keep=config.learner.keep_resume_states)
+        self._trainer: Trainer | None = None
+        self._base: Base | None = None
+        self._restored: ResumeState | None = None
+
+    @property
+    def step(self) -> int:
+        """Optimizer steps done."""
+        return len(self.run.steps)
+
+    @property
+    def trainer(self) -> Trainer:
+        """The run's Trainer, on the training thread only."""
+        assert self._trainer is not None, "the session is not open"
+        return self._trainer
+
+    @property
+    def base(self) -> Base:
+        """The Base of the run's Policy."""
+        assert self._base is not None, "the session is not open"
+        return self._base
+
+    @property
+    def restored_draft(self) -> ProbeDraft | None:
+        """The Probe draft of an interrupted run."""
+        draft = self._restored.probe_draft if self._restored else None
+        return ProbeDraft.model_validate(draft) if draft else None
+
+    async def open(self, learning_rate: float) -> None:
+        """Load Base, adapter and, for an interrupted run, its newest state.
+
+        Raises CorruptArtefact when a file is not what was recorded, LearnerError when the model cannot be trained.
+        """
+        async with self.store.reading() as work:
+            policy = await work.policies.get(self.run.policy)
+            self._base = await work.bases.get(policy.base)
+        state = await self.in_thread(lambda: self._states.newest(up_to_step=self.step))
+        self._go_back_to(state)
+        await self._record()
+        adapter = await self._adapter(self.version)
+        spec = TrainerSpec(
+            config=self.config,
+            base_path=Path(self.base.path),
+            adapter=adapter,
+            learning_rate=learning_rate,
+            seed=self.run.seed,
+        )
+        await self.in_thread(lambda: self._check_base(Path(self.base.path), self.base.fingerprint))
+        self._trainer = await self.in_thread(lambda: open_trainer(spec, world=self._world))
+        if state is not None:
+            await self.in_thread(partial(self._states.restore, self._trainer, state))
+            log.info("run_resumed", run=self.run.id, step=self.step, version=self.version)
+
+    async def in_thread(self, work: Callable[[], T]) -> T:
+        """Run torch work on the training thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, work)
+
+    async def draft_probe(self, samples: Sequence[TrainingSample]) -> ProbeDraft:
+        """Candidates for the next version's Probe with the parent's and the Base's log-probs: before the update."""
+        vocabulary = max(max(sample.tokens) for sample in samples) + 1
+        sequences = candidate_sequences(samples, vocabulary=vocabulary, seed=self.run.seed)
+        parent = await self.in_thread(lambda: self.trainer.logprobs(sequences))
+        base = await self.in_thread(lambda: self.trainer.logprobs(sequences, base=True))
+        return ProbeDraft(sequences=tuple(sequences), parent=tuple(parent), base=tuple(base))
+
+    async def publish(self, draft: ProbeDraft, *, step: StepMetrics, episode_ids: tuple[str, ...] = ()) -> None:
+        """Checkpoint, resume state and PolicyVersion of the present weights; ``step`` is recorded with them."""
+        provenance = make_provenance(
+            parent_version=self.version,
+            config=self.run.config,
+            seed=self.run.seed,
+            step=step.step,
+            episode_ids=episode_ids,
+            metrics={"loss": step.loss, "gradient_norm": step.gradient_norm, **step.values},
+        )
+        written = await self.in_thread(lambda: self._write(draft, provenance, step.step))
+
+        def record(version: int) -> TrainingRun:
+            finished = step.model_copy(update={"version": version})
+            return self.run.model_copy(update={"steps": (*self.run.steps, finished)})
+
+        version, self.run = await publish(
+            self.store,
+            written,
+            run=self.run,
+            base=self.base,
+            parent_version=self.version,
+            record_step=record,
+        )
+        self.version = version.version
+        self._metrics.observe(self.run)
+        await self.in_thread(self._states.prune)
+
+    async def record_step(self, step: StepMetrics, *, resumable_with: ProbeDraft | None = None) -> None:
+        """Append a step that publishes nothing; ``resumable_with``: write a resume state with this draft too."""
+        if resumable_with is not None:
+            await self.in_thread(lambda: self._save_state(step.step, resumable_with))
+        self.run = self.run.model_copy(update={"steps": (*self.run.steps, step)})
+        await self._record()
+        self._metrics.observe(self.run)
+        await self.in_thread(self._states.prune)
+
+    async def wait_until_served(self) -> float:
+        """Seconds until the newest version is live; see ``learner.publish``."""
+        return await wait_until_served(
+            self.store, self.run.policy, self.version, timeout_seconds=self.config.episode_timeout_seconds
+        )
+
+    async def note(self, **values: float) -> None:
+        """Add values to the newest step's record."""
+        *earlier, last = self.run.steps
+        last = last.model_copy(update={"values": {**last.values, **values}})
+        self.run = self.run.model_copy(update={"steps": (*earlier, last)})
+        await self._record()
+
+    def plan(self, steps: int) -> None:
+        """Set how many steps the run has, where that follows from the data."""
+        self.run = self.run.model_copy(update={"planned_steps": steps})
+
+    async def finish(self) -> TrainingRun:
+        """Mark the run as finished."""
+        self.run = self.run.model_copy(update={"status": RunStatus.FINISHED, "error": None})
+        await self._record()
+        return self.run
+
+    async def close(self) -> None:
+        """Free the model."""
+        if self._trainer is not None:
+            await self.in_thread(self._trainer.close)
+            self._trainer = None
+
+    def _go_back_to(self, state: ResumeState | None) -> None:
+        """Steps after the newest state were never saved: they are done again."""
+        if state is None:
+            self.run = self.run.model_copy(update={"steps": (), "status": RunStatus.RUNNING, "error": None})
+            return
+        self._restored = state
+        steps = self.run.steps[: state.step]
+        self.version = steps[-1].version if steps else self.run.start_version
+        self.run = self.run.model_copy(update={"steps": steps, "status": RunStatus.RUNNING, "error": None})
+
+    async def _record(self) -> None:
+        async with self.store.transaction() as work:
+            await work.runs.put(self.run)
+
+    async def _adapter(self, version: int) -> Path | None:
+        if version == 0:
+            return None
+        async with self.store.reading() as work:
+            checkpoint = await work.checkpoints.for_version(self.run.policy, version)
+        if checkpoint.base_fingerprint != self.base.fingerprint:
+            raise CorruptArtefact(f"{self.run.policy}@{version} was trained on another Base than {self.base.name}")
+        path = Path(checkpoint.path)
+        await self.in_thread(lambda: verify_folder(path, checkpoint.checksum))
+        return path
+
+    @staticmethod
+    def _check_base(path: Path, fingerprint: str) -> None:
+        if base_fingerprint(path) != fingerprint:
+            raise CorruptArtefact(f"the base model in {path} is not the one that was registered")
+
+    def _write(self, draft: ProbeDraft, provenance: Provenance, step: int) -> WrittenCheckpoint:
+        own = self.trainer.logprobs(draft.sequences)
+        dtype = "bfloat16" if self._world.device.type == "cuda" else "float32"
+        probe = choose_probe(draft, own, dtype=dtype)
+        written = write_checkpoint(self.trainer, self._checkpoints, provenance=provenance, probe=probe)
+        return replace(written, resume_path=self._save_state(step, draft))
+
+    def _save_state(self, step: int, draft: ProbeDraft) -> Path:
+        return self._states.save(
+            self.trainer, run_id=self.run.id, step=step, probe_draft=draft.model_dump(mode="json")
+        )

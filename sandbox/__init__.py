@@ -1,0 +1,1 @@
+"""Where Episodes happen: boxes for untrusted code, tools, Tasks and Domains, rollouts, verifiers."""

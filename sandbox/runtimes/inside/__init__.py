@@ -1,0 +1,1 @@
+"""Programs that run inside boxes; nothing of Hone imports them, they are copied next to each box."""

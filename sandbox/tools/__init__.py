@@ -1,0 +1,1 @@
+"""What a policy may call during an Episode."""

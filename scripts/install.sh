@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Installs Hone into two private environments beside this folder's checkout: .venv (gateway, workers, learner,
+# tests) and .venv-engine (vLLM), whose pins differ. Does nothing when both are up to date.
+#   scripts/install.sh [cpu|cuda]
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+engine=${1:-cpu}
+python=${HONE_PYTHON:-python3}
+torch=torch==2.13.0
+pip_options=(--quiet --disable-pip-version-check --no-input)
+
+say() { printf '\033[1m%s\033[0m\n' "$*"; }
+fail() { printf 'install: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
+
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null ||
+  fail "Python 3.11, 3.12 or 3.13 is needed, and '$python' is not one" "install it, or set HONE_PYTHON"
+"$python" -c 'import venv, ensurepip' 2>/dev/null ||
+  fail "this Python cannot make virtual environments" "on Debian and Ubuntu: apt-get install python3-venv"
+command -v g++ >/dev/null || command -v c++ >/dev/null ||
+  fail "no C++ compiler was found" "on Debian and Ubuntu: apt-get install build-essential"
+
+# bubblewrap isolates the sandbox. It is taken from apt when that is possible, and asked for otherwise.
+if ! command -v bwrap >/dev/null; then
+  if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
+    say "installing bubblewrap"
+    apt-get install -y -qq bubblewrap >/dev/null 2>&1 ||
+      { apt-get update -qq >/dev/null && apt-get install -y -qq bubblewrap >/dev/null; }
+  else
+    fail "bubblewrap (bwrap) was not found: tools cannot run isolated without it" \
+      "sudo apt-get install bubblewrap, or your system's equivalent"
+  fi
+fi
+
+fingerprint() { cat "$@" | cksum | tr ' ' '-'; }
+
+# environment FOLDER LOCK EXTRA…: torch first with its own dependencies, then the hashed lock without any.
+environment() {
+  local folder=$1 lock=$2 stamp
+  shift 2
+  stamp="$folder/.installed-$(fingerprint "$lock" "$0" "$@")"
+  [ -e "$stamp" ] && return 0
+  say "installing $folder (this is the long part, a few minutes once)"
+  [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
+  "$folder/bin/pip" install "${pip_options[@]}" "$torch"
+  "$folder/bin/pip" install "${pip_options[@]}" --no-deps --require-hashes -r "$lock"
+  local extra
+  for extra in "$@"; do
+    "$folder/bin/pip" install "${pip_options[@]}" --no-deps --no-build-isolation --require-hashes -r "$extra"
+  done
+  rm -f "$folder"/.installed-*
+  touch "$stamp"
+}
+
+environment .venv requirements/main.lock requirements/main-unisolated.lock
+[ -e .venv/.editable ] && [ .venv/.editable -nt pyproject.toml ] || {
+  .venv/bin/pip install "${pip_options[@]}" --no-deps --no-build-isolation --editable .
+  touch .venv/.editable
+}
+case $engine in
+  cpu) environment .venv-engine requirements/engine-cpu.lock requirements/engine-cpu-unisolated.lock ;;
+  cuda) # vLLM's CUDA build brings its own torch; its lock depends on the driver, so it is resolved on the spot.
+    [ -e .venv-engine/.installed-cuda ] || {
+      say "installing .venv-engine (vLLM for CUDA)"
+      [ -x .venv-engine/bin/python ] || "$python" -m venv .venv-engine
+      .venv-engine/bin/pip install "${pip_options[@]}" -r requirements/engine-cuda.txt
+      touch .venv-engine/.installed-cuda
+    } ;;
+  *) fail "unknown engine build '$engine'" "use cpu or cuda" ;;
+esac

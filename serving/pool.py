@@ -1,0 +1,167 @@
+"""The routing table: which engine replica answers a ``model`` name, under which engine name. Pure, no I/O."""
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NoReturn
+
+from core.errors import EngineUnavailable, ModelNotFound, VersionNotServed
+from core.policy import Base, Policy, PolicyVersion, ServingStatus
+from core.variant import Deployment, DeploymentStatus, ModelName, Variant
+
+
+class InFlight:
+    """How many requests of this process each Deployment is answering; outlives the tables that read it."""
+
+    def __init__(self) -> None:
+        self._running: Counter[str] = Counter()
+        self._started: Counter[str] = Counter()
+
+    @contextmanager
+    def track(self, deployment_id: str) -> Iterator[None]:
+        """Count one request on ``deployment_id`` while the block runs."""
+        self._running[deployment_id] += 1
+        self._started[deployment_id] += 1
+        try:
+            yield
+        finally:
+            self._running[deployment_id] -= 1
+
+    def running(self, deployment_id: str) -> int:
+        """Requests being answered now."""
+        return self._running[deployment_id]
+
+    def rank(self, deployment_id: str) -> tuple[int, int, str]:
+        """Sort key: fewest running, then fewest ever started, then id."""
+        return self._running[deployment_id], self._started[deployment_id], deployment_id
+
+
+@dataclass(frozen=True)
+class Route:
+    """Where one request goes."""
+
+    deployment: Deployment
+    engine_model: str
+    """The name to put in the engine's ``model`` field."""
+    policy: str
+    """The Policy's name, or the Base's own."""
+    version: int
+    variant: Variant
+    """What answers; ``standard`` where ``fast`` was asked for and no fast replica could answer."""
+
+
+@dataclass(frozen=True)
+class RoutingTable:
+    """A snapshot of what is served; rebuilt when the store changes, with one InFlight shared by all."""
+
+    bases: dict[str, Base]
+    policies: dict[str, Policy]
+    versions: dict[tuple[str, int], PolicyVersion]
+    deployments: tuple[Deployment, ...]
+    in_flight: InFlight
+
+    @classmethod
+    def build(
+        cls,
+        bases: Iterable[Base],
+        policies: Iterable[Policy],
+        versions: Iterable[PolicyVersion],
+        deployments: Iterable[Deployment],
+        in_flight: InFlight | None = None,
+    ) -> "RoutingTable":
+        """Index the nouns; a Policy hides a Base of the same name."""
+        return cls(
+            bases={base.name: base for base in bases},
+            policies={policy.name: policy for policy in policies},
+            versions={(version.policy, version.version): version for version in versions},
+            deployments=tuple(deployments),
+            in_flight=InFlight() if in_flight is None else in_flight,
+        )
+
+    def resolve(self, model: ModelName, *, pinned_version: int | None = None, exclude: Collection[str] = ()) -> Route:
+        """The least loaded replica that can answer ``model``.
+
+        A version in the name wins over ``pinned_version`` (what the request's Episode began with), which wins
+        over the promoted one. An Episode's version may still be served while it drains, a new request's may
+        not. ``fast`` falls back to ``standard``, which gives the same distribution. ``exclude`` names
+        Deployments that just failed. Raises ModelNotFound, VersionNotServed (the version exists, no replica
+        holds it) or EngineUnavailable (nothing can answer now).
+        """
+        base, version = self._target(model, pinned_version)
+        ready = [
+            deployment
+            for deployment in self.deployments
+            if deployment.base == base.name
+            and deployment.status is DeploymentStatus.READY
+            and deployment.id not in exclude
+        ]
+        if not ready:
+            raise EngineUnavailable(f"no replica of '{base.name}' is ready", hint=self._why_not_ready(base.name))
+        draining_allowed = model.version is None and pinned_version is not None
+        candidates = []
+        for deployment in ready:
+            engine_model = self._engine_model(deployment, base, model.name, version, draining_allowed)
+            if engine_model is not None:
+                candidates.append((deployment, engine_model))
+        if not candidates:
+            asked_for = model.version is not None or pinned_version is not None
+            self._raise_not_held(model, version, asked_for=asked_for)
+        same = [found for found in candidates if found[0].variant is model.variant]
+        standard = [found for found in candidates if found[0].variant is Variant.STANDARD]
+        # Both Variants give the same distribution, so a replica of the other one beats no answer at all.
+        usable = same or standard or candidates
+        deployment, engine_model = min(usable, key=lambda found: self.in_flight.rank(found[0].id))
+        return Route(deployment, engine_model, model.name, version, deployment.variant)
+
+    def _target(self, model: ModelName, pinned_version: int | None) -> tuple[Base, int]:
+        policy = self.policies.get(model.name)
+        if policy is None:
+            if model.name not in self.bases:
+                raise ModelNotFound(f"the model '{model}' does not exist", param="model")
+            if model.version not in (None, 0):
+                raise ModelNotFound(f"'{model.name}' is a Base: its only version is 0", param="model")
+            return self.bases[model.name], 0
+        version = model.version
+        if version is None:
+            version = policy.promoted_version if pinned_version is None else pinned_version
+        if version != 0 and (policy.name, version) not in self.versions:
+            raise ModelNotFound(f"'{policy.name}' has no version {version}", param="model")
+        if policy.base not in self.bases:
+            raise EngineUnavailable(f"the Base '{policy.base}' of '{policy.name}' is not served")
+        return self.bases[policy.base], version
+
+    @staticmethod
+    def _engine_model(
+        deployment: Deployment, base: Base, policy: str, version: int, draining_allowed: bool
+    ) -> str | None:
+        if version == 0:
+            return base.name
+        for loaded in deployment.loaded:
+            served = loaded.state == "live" or draining_allowed
+            if served and (loaded.policy, loaded.version) == (policy, version):
+                return loaded.engine_model
+        return None
+
+    def _raise_not_held(self, model: ModelName, version: int, *, asked_for: bool) -> NoReturn:
+        stored = self.versions[(model.name, version)]
+        reason = {
+            ServingStatus.WANTED: "it is being loaded",
+            ServingStatus.LIVE: "the ready replicas do not hold it at the moment",
+            ServingStatus.DRAINING: "it is being unloaded",
+            ServingStatus.UNLOADED: "it has been unloaded",
+            ServingStatus.REFUSED: f"it was refused: {stored.serving_reason or 'no reason recorded'}",
+        }[stored.serving]
+        message = f"no replica holds '{stored.label}': {reason}"
+        if asked_for:
+            raise VersionNotServed(message, param="model", hint=f"ask for '{model.name}' without a version")
+        raise EngineUnavailable(message, hint="try again in a few seconds")
+
+    def _why_not_ready(self, base: str) -> str:
+        states = [
+            f"{deployment.variant} is {deployment.status}"
+            + (f" ({deployment.status_reason})" if deployment.status_reason else "")
+            for deployment in self.deployments
+            if deployment.base == base
+        ]
+        return "; ".join(states) if states else "the fleet has no replica of it"

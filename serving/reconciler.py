@@ -1,0 +1,254 @@
+"""Reconciler: brings what replicas hold in line with what the Policies want, loads before everything else.
+
+A version becomes live when every ready replica holds it with a passed probe; until then no Deployment lists it,
+so nothing is routed to it. One definite refusal refuses it everywhere. What is served already is never touched
+by a load that fails.
+"""
+
+import asyncio
+import re
+from collections.abc import Sequence
+
+import structlog
+
+from core.config.schema import HoneConfig
+from core.errors import EngineUnavailable, HoneError
+from core.policy import Base, Checkpoint, PolicyVersion, ServingStatus
+from core.variant import DeploymentStatus, LoadedVersion
+from serving.fleet_metrics import FleetMetrics
+from serving.fleet_records import FleetRecords, FleetState, Key, ServingChange
+from serving.hotswap import DEFINITE, check_artefact, engine_model_name, swap_in, swap_out
+from serving.replica import Replica
+
+log = structlog.get_logger(__name__)
+
+_ENGINE_NAME = re.compile(r"^(?P<policy>.+)\.v\d+-[0-9a-f]{8}$")
+_ATTEMPTS = 3
+"""Loads of a new version that may fail for passing reasons before it is refused."""
+
+
+class Reconciler:
+    """One pass at a time; the fleet calls ``run`` when something may have changed."""
+
+    def __init__(self, *, config: HoneConfig, base: Base, records: FleetRecords, metrics: FleetMetrics) -> None:
+        self._config = config
+        self._base = base
+        self._records = records
+        self._metrics = metrics
+        self._failures: dict[Key, set[tuple[str, int]]] = {}
+        self._serving: dict[Key, ServingStatus] = {}
+        """Serving status as of this pass."""
+        self._left_out: frozenset[Key] = frozenset()
+
+    async def run(self, replicas: Sequence[Replica]) -> None:
+        """Load what is wanted, open replicas that are complete, then drain what is not wanted any more."""
+        state = await self._records.read()
+        self._serving = {key: version.serving for key, version in state.versions.items()}
+        self._tell_left_out(state)
+        usable = [replica for replica in replicas if replica.reachable]
+        new_first = sorted(state.wanted.load, key=lambda version: version.serving is ServingStatus.LIVE)
+        for version in new_first:
+            await self._bring(version, usable)
+        await self._open(usable, state)
+        await self._drain(usable, state)
+
+    async def _bring(self, version: PolicyVersion, usable: Sequence[Replica]) -> None:
+        """Load ``version`` wherever it is missing, on all replicas at once."""
+        checkpoint = await self._records.checkpoint(version)
+        if checkpoint is None:
+            return
+        name = engine_model_name(version, checkpoint)
+        for replica in usable:
+            held = replica.record(name)
+            if held is not None and held.state == "draining":
+                replica.keep(held.model_copy(update={"state": "live"}))
+        missing = [one for one in usable if one.record(name) is None and name not in one.refused]
+        if missing:
+            await self._load(version, checkpoint, missing, usable)
+        await self._settle(version, name, usable)
+
+    async def _load(
+        self,
+        version: PolicyVersion,
+        checkpoint: Checkpoint,
+        missing: Sequence[Replica],
+        usable: Sequence[Replica],
+    ) -> None:
+        decided_at = asyncio.get_running_loop().time()
+        lives = [replica.life for replica in missing]
+        outcomes: list[LoadedVersion | HoneError]
+        try:
+            await asyncio.to_thread(
+                check_artefact, checkpoint, base=self._base, max_rank=self._config.engine.max_lora_rank
+            )
+        except DEFINITE as error:
+            outcomes = [error] * len(missing)
+        else:
+            outcomes = await asyncio.gather(
+                *(self._try(replica, version, checkpoint, decided_at) for replica in missing)
+            )
+        loaded: list[tuple[Replica, LoadedVersion]] = []
+        failed: list[tuple[Replica, HoneError]] = []
+        for replica, life, outcome in zip(missing, lives, outcomes, strict=True):
+            if isinstance(outcome, HoneError):
+                self._metrics.swap_failed(outcome.code)
+                log.warning("swap_failed", url=replica.engine.url, version=version.label, error=outcome.message)
+                failed.append((replica, outcome))
+            elif replica.life == life:
+                loaded.append((replica, outcome))
+        if not await self._accept(version, engine_model_name(version, checkpoint), loaded, failed, usable):
+            return
+        for replica, record in loaded:
+            replica.keep(record)
+            self._metrics.swapped(replica.deployment, record)
+            log.info("version_loaded", url=replica.engine.url, version=version.label, seconds=record.swap_seconds)
+
+    async def _try(
+        self, replica: Replica, version: PolicyVersion, checkpoint: Checkpoint, decided_at: float
+    ) -> LoadedVersion | HoneError:
+        try:
+            return await swap_in(
+                replica.engine,
+                version,
+                checkpoint,
+                max_error=self._config.fleet.probe_max_error,
+                decided_at=decided_at,
+            )
+        except HoneError as error:
+            return error
+
+    async def _accept(
+        self,
+        version: PolicyVersion,
+        name: str,
+        loaded: Sequence[tuple[Replica, LoadedVersion]],
+        failed: Sequence[tuple[Replica, HoneError]],
+        usable: Sequence[Replica],
+    ) -> bool:
+        """Whether the successful loads may be recorded, given the failed ones; refuses the version if not."""
+        key = _key(version)
+        if not failed:
+            self._failures.pop(key, None)
+            return True
+        definite = next((error for _, error in failed if isinstance(error, DEFINITE)), None)
+        if any(replica.record(name) is not None for replica in usable):
+            # Others serve it: this replica goes without rather than take a served version from everybody.
+            for replica, error in failed:
+                if isinstance(error, DEFINITE):
+                    replica.refused.add(name)
+            return True
+        if definite is None and (version.serving is ServingStatus.LIVE or not self._too_often(key, failed)):
+            return not any(replica.ready for replica, _ in failed)
+        reason = (definite or failed[0][1]).message
+        await asyncio.gather(*(swap_out(replica.engine, name) for replica, _ in loaded))
+        self._failures.pop(key, None)
+        await self._records.commit([], {key: ServingChange(ServingStatus.REFUSED, reason)})
+        self._serving[key] = ServingStatus.REFUSED
+        return False
+
+    def _too_often(self, key: Key, failed: Sequence[tuple[Replica, HoneError]]) -> bool:
+        """Whether loading this version has failed three times, or cost three engines their life."""
+        seen = self._failures.setdefault(key, set())
+        for replica, error in failed:
+            # An engine that is away fails every attempt until it is back: that counts once.
+            number = replica.life if isinstance(error, EngineUnavailable) else -1 - len(seen)
+            seen.add((replica.deployment.id, number))
+        return len(seen) >= _ATTEMPTS
+
+    async def _settle(self, version: PolicyVersion, name: str, usable: Sequence[Replica]) -> None:
+        """Make ``version`` live, together with the Deployments that list it, once all ready replicas hold it."""
+        key = _key(version)
+        ready = [replica for replica in usable if replica.ready]
+        held = any(replica.record(name) is not None for replica in ready)
+        without = [one for one in ready if one.record(name) is None and name not in one.refused]
+        if held and not without and self._serving[key] is not ServingStatus.LIVE:
+            seconds = [record.swap_seconds for one in ready if (record := one.record(name)) is not None]
+            await self._records.commit(usable, {key: ServingChange(ServingStatus.LIVE, None, max(seconds))})
+            self._serving[key] = ServingStatus.LIVE
+
+    async def _open(self, usable: Sequence[Replica], state: FleetState) -> None:
+        """Let requests in where a replica holds everything that it can."""
+        names = await self._names(state)
+        for replica in usable:
+            held = {one.engine_model for one in replica.deployment.loaded} | replica.refused
+            if not replica.ready and names.keys() <= held:
+                replica.attempts = 0
+                replica.move_to(DeploymentStatus.READY)
+        for name, version in names.items():
+            await self._settle(version, name, usable)
+        if any(replica.changed for replica in usable):
+            await self._records.commit(usable)
+
+    async def _names(self, state: FleetState) -> dict[str, PolicyVersion]:
+        """Engine names of what is wanted and not refused in this pass."""
+        names = {}
+        for version in state.wanted.load:
+            checkpoint = await self._records.checkpoint(version)
+            if checkpoint is not None and self._serving[_key(version)] is not ServingStatus.REFUSED:
+                names[engine_model_name(version, checkpoint)] = version
+        return names
+
+    async def _drain(self, usable: Sequence[Replica], state: FleetState) -> None:
+        """Close what is not wanted to new requests, and unload it once nobody can need it any more."""
+        now = asyncio.get_running_loop().time()
+        leaving: list[tuple[Replica, LoadedVersion]] = []
+        for replica in usable:
+            for record in replica.deployment.loaded:
+                if (record.policy, record.version) in state.wanted_keys:
+                    continue
+                replica.draining_since.setdefault(record.engine_model, now)
+                if record.state == "live":
+                    replica.keep(record.model_copy(update={"state": "draining"}))
+                leaving.append((replica, record))
+        if leaving:
+            busy = await self._records.busy({record.policy for _, record in leaving})
+            for replica, record in leaving:
+                waited = now - replica.draining_since[record.engine_model]
+                if self._drained(waited, pinned=(record.policy, record.version) in busy):
+                    await swap_out(replica.engine, record.engine_model)
+                    replica.drop(record.engine_model)
+        await self._forget_orphans(usable, state)
+        serving = self._retired(usable, state)
+        if serving or any(replica.changed for replica in usable):
+            await self._records.commit(usable, serving)
+
+    def _retired(self, usable: Sequence[Replica], state: FleetState) -> dict[Key, ServingChange]:
+        """The new status of versions that are not wanted: draining while a replica holds them, then unloaded."""
+        held = {(record.policy, record.version) for one in usable for record in one.deployment.loaded}
+        # A new version beyond the bound stays wanted: it is loaded when there is room.
+        waiting = {_key(one) for one in state.wanted.left_out if one.serving is ServingStatus.WANTED}
+        serving = {}
+        for key in state.versions.keys() - state.wanted_keys - waiting:
+            if self._serving[key] is ServingStatus.LIVE:
+                serving[key] = ServingChange(ServingStatus.DRAINING)
+            elif self._serving[key] is not ServingStatus.UNLOADED and key not in held:
+                serving[key] = ServingChange(ServingStatus.UNLOADED)
+        return serving
+
+    def _drained(self, waited: float, *, pinned: bool) -> bool:
+        """A gateway may route by an old table for a moment, whatever Episodes say."""
+        longest = self._config.fleet.drain_seconds
+        shortest = min(longest, max(1.0, 5 * self._config.gateway.routing_refresh_seconds))
+        return waited >= longest or (waited >= shortest and not pinned)
+
+    async def _forget_orphans(self, usable: Sequence[Replica], state: FleetState) -> None:
+        """Unload names of our Policies that nobody recorded: what a fleet that was killed had begun."""
+        wanted = await self._names(state)
+        for replica in usable:
+            recorded = {one.engine_model for one in replica.deployment.loaded}
+            for name in replica.names - recorded - wanted.keys():
+                match = _ENGINE_NAME.match(name)
+                if match is not None and match["policy"] in state.policies:
+                    await swap_out(replica.engine, name)
+                    replica.names -= {name}
+
+    def _tell_left_out(self, state: FleetState) -> None:
+        left_out = frozenset(_key(version) for version in state.wanted.left_out)
+        if left_out - self._left_out:
+            labels = [version.label for version in state.wanted.left_out]
+            log.warning("versions_left_out", versions=labels, bound=self._config.engine.max_loaded_versions)
+        self._left_out = left_out
+
+
+def _key(version: PolicyVersion) -> Key:
+    return version.policy, version.version

@@ -1,0 +1,1 @@
+"""Everything durable: tables, repositories, unit of work, job queue, events and blobs."""

@@ -1,0 +1,57 @@
+"""Checkpoints, and which Episodes they saw, in the store."""
+
+from collections.abc import Sequence
+
+from sqlalchemy import select
+
+from core.errors import NotFound
+from core.policy import Checkpoint
+from store.connection import Connection
+from store.repositories.base import Repository
+from store.tables.checkpoints import CHECKPOINTS
+from store.tables.lineage import LINEAGE
+
+
+class Checkpoints(Repository[Checkpoint]):
+    """Checkpoints by id, one for each PolicyVersion."""
+
+    def __init__(self, connection: Connection) -> None:
+        super().__init__(connection, Checkpoint, CHECKPOINTS)
+
+    async def add(self, checkpoint: Checkpoint) -> None:
+        """Add; raises Conflict when the id or the PolicyVersion has one already."""
+        await self._add(checkpoint)
+
+    async def get(self, checkpoint_id: str) -> Checkpoint:
+        """One Checkpoint; raises NotFound."""
+        return await self._get(checkpoint_id)
+
+    async def for_version(self, policy: str, version: int) -> Checkpoint:
+        """The Checkpoint that a PolicyVersion points at; raises NotFound."""
+        found = await self._first(self._where(self._select(), policy=policy, version=version))
+        if found is None:
+            raise NotFound(f"{policy}@{version} has no Checkpoint")
+        return found
+
+
+class Lineage:
+    """Which Episodes a Checkpoint saw, and which Checkpoints saw an Episode."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+
+    async def add_many(self, checkpoint_id: str, episode_ids: Sequence[str]) -> int:
+        """Note that a Checkpoint saw these Episodes; the number of new ones."""
+        statement = self._connection.insert(LINEAGE).on_conflict_do_nothing().returning(LINEAGE.c.episode_id)
+        rows = [{"checkpoint_id": checkpoint_id, "episode_id": episode_id} for episode_id in episode_ids]
+        return len(await self._connection.change_returning(statement, rows))
+
+    async def episodes_of(self, checkpoint_id: str) -> list[str]:
+        """Ids of the Episodes that a Checkpoint saw, ascending."""
+        query = select(LINEAGE.c.episode_id).where(LINEAGE.c.checkpoint_id == checkpoint_id)
+        return sorted(row.episode_id for row in await self._connection.rows(query))
+
+    async def checkpoints_of(self, episode_id: str) -> list[str]:
+        """Ids of the Checkpoints that saw an Episode, ascending."""
+        query = select(LINEAGE.c.checkpoint_id).where(LINEAGE.c.episode_id == episode_id)
+        return sorted(row.checkpoint_id for row in await self._connection.rows(query))

@@ -1,0 +1,89 @@
+"""Turns in the store: the token arrays packed apart from the rest, in the row or, when large, in a blob."""
+
+import json
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import msgspec
+from sqlalchemy import Row, Select, select
+
+from core.errors import CorruptArtefact, NotFound
+from core.turn import Turn
+from store.blobs import Blobs
+from store.connection import Connection
+from store.repositories.base import Repository, check_schema_version
+from store.tables.turns import TURNS
+
+_ARRAYS = ("prompt_ids", "output_ids", "output_logprobs")
+_Arrays = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
+_DECODER = msgspec.msgpack.Decoder(_Arrays)
+
+
+class Turns(Repository[Turn]):
+    """Turns by id. Adding is idempotent: a repeated request adds no second Turn."""
+
+    def __init__(self, connection: Connection, *, blobs: Blobs, inline_bytes: int) -> None:
+        super().__init__(connection, Turn, TURNS)
+        self._blobs = blobs
+        self._inline_bytes = inline_bytes
+
+    async def add_many(self, turns: Sequence[Turn]) -> int:
+        """Add those whose id, and whose (tenant, idempotency key, choice), are free; the number added."""
+        # In one order everywhere, so that two batches with the same Turns cannot wait for each other.
+        ordered = sorted({turn.id: turn for turn in turns}.values(), key=lambda turn: turn.id)
+        known = await self.existing([turn.id for turn in ordered])
+        fresh = [turn for turn in ordered if turn.id not in known]
+        rows = [await self._packed(turn) for turn in fresh]
+        statement = self._connection.insert(TURNS).on_conflict_do_nothing().returning(TURNS.c.id)
+        added = {row.id for row in await self._connection.change_returning(statement, rows)}
+        for row in rows:
+            # Another request had the idempotency key: the blob written for this id belongs to nobody.
+            if row["tokens_blob"] and row["id"] not in added and not await self.existing([row["id"]]):
+                await self._blobs.delete(row["tokens_blob"])
+        return len(added)
+
+    async def get(self, turn_id: str) -> Turn:
+        """One Turn; raises NotFound."""
+        row = await self._connection.row(self._query().where(TURNS.c.id == turn_id))
+        if row is None:
+            raise self._missing(turn_id)
+        return await self._unpacked(row)
+
+    async def for_episode(self, episode_id: str) -> list[Turn]:
+        """An Episode's Turns in the order in which they were recorded."""
+        query = self._query().where(TURNS.c.episode_id == episode_id)
+        rows = await self._connection.rows(query.order_by(TURNS.c.index, TURNS.c.choice, TURNS.c.created_at))
+        return [await self._unpacked(row) for row in rows]
+
+    async def existing(self, turn_ids: Collection[str]) -> set[str]:
+        """Which of these are durable."""
+        found: set[str] = set()
+        ordered = list(turn_ids)
+        for start in range(0, len(ordered), 1000):
+            page = select(TURNS.c.id).where(TURNS.c.id.in_(ordered[start : start + 1000]))
+            found.update(row.id for row in await self._connection.rows(page))
+        return found
+
+    def _query(self) -> Select[Any]:
+        return self._select().add_columns(TURNS.c.id, TURNS.c.tokens, TURNS.c.tokens_blob)
+
+    async def _packed(self, turn: Turn) -> dict[str, Any]:
+        row = self._row(turn.model_copy(update=dict.fromkeys(_ARRAYS, ())))
+        data = msgspec.msgpack.encode(tuple(getattr(turn, name) for name in _ARRAYS))
+        if len(data) <= self._inline_bytes:
+            return row | {"tokens": data, "tokens_blob": None}
+        key = f"turns/{turn.episode_id}/{turn.id}"
+        await self._blobs.put(key, data)
+        return row | {"tokens": None, "tokens_blob": key}
+
+    async def _unpacked(self, row: Row[Any]) -> Turn:
+        check_schema_version(row.schema_version, Turn)
+        data = row.tokens if row.tokens_blob is None else await self._fetched(row)
+        arrays = dict(zip(_ARRAYS, _DECODER.decode(data), strict=True))
+        return Turn.model_validate(json.loads(row.payload) | arrays)
+
+    async def _fetched(self, row: Row[Any]) -> bytes:
+        try:
+            return await self._blobs.get(row.tokens_blob)
+        except NotFound as error:
+            raise CorruptArtefact(f"the tokens of Turn {row.id} are gone from the blob store") from error

@@ -1,0 +1,53 @@
+"""Table definitions, one file for each noun; importing this package completes ``METADATA``."""
+
+from store.tables.api_keys import API_KEYS
+from store.tables.assignments import ASSIGNMENTS
+from store.tables.audit_records import AUDIT_RECORDS
+from store.tables.bases import BASES
+from store.tables.checkpoints import CHECKPOINTS
+from store.tables.deployments import DEPLOYMENTS
+from store.tables.domains import DOMAINS
+from store.tables.drafters import DRAFTERS
+from store.tables.episode_groups import EPISODE_GROUPS
+from store.tables.episodes import EPISODES
+from store.tables.evaluations import EVALUATIONS
+from store.tables.experiments import EXPERIMENTS
+from store.tables.jobs import JOBS
+from store.tables.lineage import LINEAGE
+from store.tables.metadata import METADATA
+from store.tables.policies import POLICIES
+from store.tables.policy_versions import POLICY_VERSIONS
+from store.tables.releases import RELEASES
+from store.tables.rewards import REWARDS
+from store.tables.tasks import TASKS
+from store.tables.tenants import TENANTS
+from store.tables.training_runs import TRAINING_RUNS
+from store.tables.turns import TURNS
+from store.tables.verdicts import VERDICTS
+
+__all__ = (
+    "API_KEYS",
+    "ASSIGNMENTS",
+    "AUDIT_RECORDS",
+    "BASES",
+    "CHECKPOINTS",
+    "DEPLOYMENTS",
+    "DOMAINS",
+    "DRAFTERS",
+    "EPISODES",
+    "EPISODE_GROUPS",
+    "EVALUATIONS",
+    "EXPERIMENTS",
+    "JOBS",
+    "LINEAGE",
+    "METADATA",
+    "POLICIES",
+    "POLICY_VERSIONS",
+    "RELEASES",
+    "REWARDS",
+    "TASKS",
+    "TENANTS",
+    "TRAINING_RUNS",
+    "TURNS",
+    "VERDICTS",
+)

@@ -1,0 +1,47 @@
+"""UnitOfWork: every repository on the connection of one transaction."""
+
+from store.blobs import Blobs
+from store.connection import Connection
+from store.repositories.access import ApiKeys, AuditRecords, Tenants
+from store.repositories.checkpoints import Checkpoints, Lineage
+from store.repositories.deployments import Deployments
+from store.repositories.domains import Domains
+from store.repositories.drafters import Drafters
+from store.repositories.episodes import EpisodeGroups, Episodes
+from store.repositories.evaluations import Evaluations
+from store.repositories.experiments import Assignments, Experiments
+from store.repositories.policies import Bases, Policies
+from store.repositories.policy_versions import PolicyVersions
+from store.repositories.releases import Releases
+from store.repositories.tasks import Tasks
+from store.repositories.training_runs import TrainingRuns
+from store.repositories.turns import Turns
+from store.repositories.verdicts import Rewards, Verdicts
+
+
+class UnitOfWork:
+    """What one transaction can read and change; it ends with the ``async with`` block that made it."""
+
+    def __init__(self, connection: Connection, *, blobs: Blobs, inline_bytes: int) -> None:
+        self.tasks = Tasks(connection)
+        self.domains = Domains(connection)
+        self.episodes = Episodes(connection)
+        self.groups = EpisodeGroups(connection)
+        self.turns = Turns(connection, blobs=blobs, inline_bytes=inline_bytes)
+        self.verdicts = Verdicts(connection)
+        self.rewards = Rewards(connection)
+        self.bases = Bases(connection)
+        self.policies = Policies(connection)
+        self.versions = PolicyVersions(connection)
+        self.checkpoints = Checkpoints(connection)
+        self.lineage = Lineage(connection)
+        self.deployments = Deployments(connection)
+        self.releases = Releases(connection)
+        self.evaluations = Evaluations(connection)
+        self.experiments = Experiments(connection)
+        self.assignments = Assignments(connection)
+        self.drafters = Drafters(connection)
+        self.tenants = Tenants(connection)
+        self.api_keys = ApiKeys(connection)
+        self.audit = AuditRecords(connection)
+        self.runs = TrainingRuns(connection)

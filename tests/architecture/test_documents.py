@@ -1,0 +1,86 @@
+"""Documents are held to the tree: no dead link, no module left out, no key undocumented."""
+
+import re
+from pathlib import Path
+
+import pytest
+from source_tree import PACKAGES, ROOT, relative, source_files
+
+from hone.config_reference import configuration_reference
+
+DOCUMENTS = sorted(
+    path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
+)
+ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
+
+
+@pytest.mark.parametrize("document", DOCUMENTS, ids=relative)
+def test_links_lead_somewhere(document):
+    """Every relative link in a document points at something that exists."""
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text()):
+        if re.match(r"[a-z]+:", target) or target.startswith("#"):
+            continue
+        if not (document.parent / target.split("#")[0]).exists():
+            dead.append(target)
+    assert dead == []
+
+
+def test_architecture_names_only_what_exists():
+    """Every file or folder that ARCHITECTURE.md names is in the tree."""
+    named = set(
+        re.findall(r"`((?:{}|migrations|deploy|docs|tests)/[\w./-]*)`".format("|".join(PACKAGES)), ARCHITECTURE)
+    )
+    missing = [name for name in named if not (ROOT / name).exists()]
+    assert missing == []
+
+
+def test_architecture_names_every_module():
+    """Every module of the packages is named in ARCHITECTURE.md (a folder's own __init__ goes without saying)."""
+    left_out = [
+        relative(path)
+        for path in source_files()
+        if path.name not in {"__init__.py", "__main__.py"} and f"`{relative(path)}`" not in ARCHITECTURE
+    ]
+    assert left_out == []
+
+
+def test_configuration_reference_is_current():
+    """docs/configuration.md is what `make docs` writes, so every key is documented."""
+    assert (ROOT / "docs/configuration.md").read_text() == configuration_reference()
+
+
+def test_every_dependency_has_its_reason():
+    """Each direct dependency in pyproject.toml has a line in docs/dependencies.md."""
+    listed = (ROOT / "docs/dependencies.md").read_text()
+    project = (ROOT / "pyproject.toml").read_text()
+    names = re.findall(
+        r'"([A-Za-z][\w-]*)(?:\[[\w,]+\])?(?:[><=~]=?[\w.,<>=]*)?"', project.split("[project.scripts]")[0]
+    )
+    packages = {name for name in names if name not in {"hone", "Apache-2", "LICENSE", "README", "setuptools"}}
+    known = {name.lower() for name in re.findall(r"`([\w-]+)`", listed)}
+    assert {name.lower() for name in packages} - known - {"wheel"} == set()
+
+
+def test_every_noun_is_in_the_glossary():
+    """Each noun of the design has its line in docs/glossary.md, with the file that defines it."""
+    glossary = (ROOT / "docs/glossary.md").read_text()
+    for path in re.findall(r"`(core/\w+\.py)`", glossary):
+        assert (ROOT / path).exists(), path
+    for noun in (
+        "Base", "Policy", "PolicyVersion", "Checkpoint", "Probe", "Variant", "Drafter", "Deployment", "Task",
+        "Domain", "Episode", "EpisodeGroup", "Trajectory", "Turn", "PolicySpan", "Verdict", "Reward",
+        "TrainingSample", "Experiment", "Release",
+    ):  # fmt: skip
+        assert f"**{noun}**" in glossary, noun
+
+
+def test_documents_do_not_name_this_machine():
+    """No document or source names an absolute folder of the machine that it was written on."""
+    pattern = re.compile(r"(?<![\w.])/(?:work|root|tmp/w|home/\w+)/")
+    found = [
+        relative(path)
+        for path in [*DOCUMENTS, *source_files(), *Path(ROOT / "deploy").rglob("*.*")]
+        if pattern.search(path.read_text())
+    ]
+    assert found == []

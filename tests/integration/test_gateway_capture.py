@@ -1,0 +1,324 @@
+"""What the gateway records: exact tokens, consent, Episodes, idempotency; and nothing lost in a store outage."""
+
+import asyncio
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from core import ids
+from core.episode import Episode, EpisodeStatus
+from core.errors import StoreError
+from core.policy import ServingStatus
+from core.trajectory import build_trajectory
+from gateway.app import create_app
+from serving.engines import fake_model
+from serving.engines.fake import _Refusal
+from tests.gateway_harness import BASE, POLICY, QUESTION, TENANT, Harness, hone_headers, running_gateway, served
+
+CHAT = {"model": POLICY, "messages": QUESTION, "max_tokens": 8, "seed": 1}
+PATHS = {"/v1/chat/completions": CHAT, "/v1/completions": {"model": POLICY, "prompt": "say", "max_tokens": 8}}
+
+
+@pytest.fixture
+async def harness(fresh_sqlite_url, open_store, make_config):
+    """A gateway on SQLite with one engine."""
+    async with running_gateway(await open_store(fresh_sqlite_url), make_config) as harness:
+        await harness.add_engine()
+        yield harness
+
+
+async def ask(harness: Harness, path: str = "/v1/chat/completions", body=None, key: str = "user", **headers):
+    """One request; its headers."""
+    response = await harness.post(path, CHAT if body is None else body, key, **headers)
+    assert response.status == 200, await response.text()
+    return hone_headers(response)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", list(PATHS))
+async def test_a_turn_holds_exactly_what_the_engine_sampled(harness: Harness, path, stream):
+    """Prompt ids, sampled ids and log-probs equal the engine's own report, whole or streamed."""
+    body = PATHS[path] | {"temperature": 0.7}
+    headers = await ask(harness, path, body | {"stream": stream})
+    wanted = {"return_token_ids": True, "logprobs": True if "chat" in path else 0, "model": BASE}
+    direct = await (await harness.http.post(harness.engine.url + path, json=body | wanted)).json()
+    choice = direct["choices"][0]
+    prompt_ids = direct.get("prompt_token_ids") or choice["prompt_token_ids"]
+    logprobs = choice["logprobs"].get("token_logprobs") or [e["logprob"] for e in choice["logprobs"]["content"]]
+    (turn,) = await harness.turns(headers["episode-id"])
+    assert turn.prompt_ids == tuple(prompt_ids)
+    assert turn.output_ids == tuple(choice["token_ids"])
+    assert turn.output_logprobs == tuple(logprobs)
+    assert turn.exact
+    assert turn.finish_reason == choice["finish_reason"]
+    assert turn.response["content"] == choice.get("text", choice.get("message", {}).get("content"))
+    assert turn.usage.completion_tokens == len(choice["token_ids"])
+    assert turn.sampling["temperature"] == 0.7
+
+
+async def test_consent_comes_from_the_key_and_a_header_only_narrows_it(harness: Harness):
+    """A key without the grant never trains, a granted one does unless the request says no."""
+    cases = [("user", {}, False), ("user", {"x-hone-train": "true"}, False)]
+    cases += [("trainer", {}, True), ("trainer", {"x-hone-train": "False"}, False)]
+    for key, headers, trainable in cases:
+        found = await ask(harness, key=key, **headers)
+        (turn,) = await harness.turns(found["episode-id"])
+        async with harness.store.reading() as work:
+            episode = await work.episodes.get(found["episode-id"])
+        assert (turn.trainable, episode.trainable) == (trainable, trainable)
+
+
+async def test_an_echoing_completion_keeps_its_text_and_never_trains(harness: Harness):
+    """Where capture would change the answer nothing is injected, and the Turn says that it is not exact."""
+    body = {"model": POLICY, "prompt": "say", "max_tokens": 4, "echo": True}
+    headers = await ask(harness, "/v1/completions", body, key="trainer")
+    (turn,) = await harness.turns(headers["episode-id"])
+    assert "return_token_ids" not in harness.engine.requests[-1]
+    assert not turn.exact
+    assert not turn.trainable
+    assert harness.count("hone_capture_failures_total", cause="inexact") == 1
+
+
+async def test_an_episode_is_continued_by_its_id(harness: Harness):
+    """Turns with the Episode's id are one Episode in order, and their tokens form one Branch."""
+    first = await ask(harness)
+    episode_id = first["episode-id"]
+    (turn,) = await harness.turns(episode_id)
+    messages = [*QUESTION, turn.response, {"role": "user", "content": "and 3?"}]
+    again = await ask(harness, body=CHAT | {"messages": messages}, **{"x-hone-episode-id": episode_id})
+    assert again["episode-id"] == episode_id
+    turns = await harness.turns(episode_id)
+    assert [turn.index for turn in turns] == [0, 1]
+    trajectory = build_trajectory(episode_id, turns)
+    assert sum(len(branch.turns) for branch in trajectory.branches) == 2
+
+
+async def test_an_episode_belongs_to_its_tenant(harness: Harness):
+    """Another tenant's Episode, and one that does not exist, are both 404 and get no Turn."""
+    mine = await ask(harness)
+    for key, episode_id in (("other", mine["episode-id"]), ("user", "ep_nothing")):
+        response = await harness.post("/v1/chat/completions", CHAT, key, **{"x-hone-episode-id": episode_id})
+        assert response.status == 404
+        assert (await response.json())["error"]["param"] == "x-hone-episode-id"
+    assert len(await harness.turns(mine["episode-id"])) == 1
+
+
+async def test_an_ended_episode_takes_no_turn(harness: Harness):
+    """A Turn cannot slip into an Episode that was finished already."""
+    episode = Episode(id=ids.new_id(ids.EPISODE), tenant_id=TENANT, policy=POLICY)
+    async with harness.store.transaction() as work:
+        await work.episodes.add(episode.model_copy(update={"status": EpisodeStatus.FINISHED}))
+    response = await harness.post("/v1/chat/completions", CHAT, **{"x-hone-episode-id": episode.id})
+    assert response.status == 409
+
+
+async def test_an_episode_stays_on_the_version_it_began_with(harness: Harness):
+    """After a promotion, Turns of an Episode in flight go on with the old version, new Episodes get the new one."""
+    old = await ask(harness)
+    await harness.mint()
+    await harness.deploy("dep_a", versions=(1,))
+    status, _ = await harness.admin(
+        "POST", f"/policies/{POLICY}/promote", {"version": 1, "skip": ["evaluation", "shadow", "ramp"], "reason": "t"}
+    )
+    assert status == 200
+    assert (await ask(harness))["policy-version"] == "1"
+    assert (await ask(harness, **{"x-hone-episode-id": old["episode-id"]}))["policy-version"] == "0"
+    pinned = await ask(harness, body=CHAT | {"model": "coder@1"}, **{"x-hone-episode-id": old["episode-id"]})
+    assert pinned["policy-version"] == "1"
+    assert [turn.version for turn in await harness.turns(old["episode-id"])] == [0, 0, 1]
+
+
+async def test_a_conversation_outlives_its_version(harness: Harness):
+    """When no replica holds the version any more, an unpinned conversation goes on with the promoted one."""
+    version = await harness.mint()
+    await harness.deploy("dep_a", versions=(1,))
+    begun = await ask(harness, body=CHAT | {"model": "coder@1"})
+    assert (await ask(harness, **{"x-hone-episode-id": begun["episode-id"]}))["policy-version"] == "1"
+    async with harness.store.transaction() as work:
+        for status in (ServingStatus.DRAINING, ServingStatus.UNLOADED):
+            await work.versions.update(version.model_copy(update={"serving": status}))
+    await harness.deploy("dep_a")
+    assert (await ask(harness, **{"x-hone-episode-id": begun["episode-id"]}))["policy-version"] == "0"
+    response = await harness.post("/v1/chat/completions", CHAT | {"model": "coder@1"})
+    assert response.status == 409
+    assert (await response.json())["error"]["code"] == "version_not_served"
+
+
+async def test_a_pinned_episode_is_served_by_its_version_or_not_at_all(harness: Harness):
+    """An Episode made for a version gets it under the unpinned name, and 409 where nobody holds it."""
+    version = await harness.mint()
+    episode = Episode(id=ids.new_id(ids.EPISODE), tenant_id=TENANT, policy=POLICY, version=version.version)
+    async with harness.store.transaction() as work:
+        await work.episodes.add(episode)
+    response = await harness.post("/v1/chat/completions", CHAT, **{"x-hone-episode-id": episode.id})
+    assert response.status == 409
+    await harness.deploy("dep_a", versions=(1,))
+    assert (await ask(harness, **{"x-hone-episode-id": episode.id}))["policy-version"] == "1"
+
+
+async def test_a_repeated_request_adds_no_second_turn(harness: Harness):
+    """The same idempotency key names the same Episode and Turn, and the store keeps one."""
+    first = await ask(harness, **{"idempotency-key": "once"})
+    second = await ask(harness, **{"idempotency-key": "once"})
+    assert first == second
+    assert len(await harness.turns(first["episode-id"])) == 1
+    other = await ask(harness, key="other", **{"idempotency-key": "once"})
+    assert other["episode-id"] != first["episode-id"]
+
+
+@pytest.mark.parametrize("failure", [StoreError("down"), OSError("down"), RuntimeError("down")])
+async def test_a_store_outage_loses_nothing(harness: Harness, monkeypatch, failure):
+    """While every transaction fails, answers and streams go on; afterwards every Turn is durable."""
+    away = True
+    healthy_write, healthy_read = harness.store.transaction, harness.store.reading
+    await ask(harness)
+    assert await harness.gateway.recorder.flush(5.0)
+
+    def failing(healthy):
+        @asynccontextmanager
+        async def transaction():
+            if away:
+                raise failure
+            async with healthy() as work:
+                yield work
+
+        return transaction
+
+    monkeypatch.setattr(harness.store, "transaction", failing(healthy_write))
+    monkeypatch.setattr(harness.store, "reading", failing(healthy_read))
+    answers = await asyncio.gather(*(ask(harness, body=CHAT | {"stream": i % 2 == 0, "seed": i}) for i in range(20)))
+    continued = await ask(harness, **{"x-hone-episode-id": answers[0]["episode-id"]})
+    await asyncio.sleep(0.5)
+    assert harness.gateway.recorder.buffered == 21
+    assert harness.gateway.recorder.last_error
+    away = False
+    assert continued["episode-id"] == answers[0]["episode-id"]
+    assert len(await harness.turns(answers[0]["episode-id"])) == 2
+    async with harness.store.reading() as work:
+        wanted = {answer["turn-id"] for answer in answers}
+        assert await work.turns.existing(wanted) == wanted
+        assert (await work.episodes.get(answers[1]["episode-id"])).policy == POLICY
+    assert harness.gateway.recorder.lost == 0
+
+
+async def test_a_full_buffer_loses_turns_and_counts_them_but_no_answer(
+    fresh_sqlite_url, open_store, make_config, monkeypatch
+):
+    """Beyond its bound the recorder drops and counts; clients notice nothing."""
+    store = await open_store(fresh_sqlite_url)
+    async with running_gateway(store, make_config, {"gateway.recorder_buffer_turns": 3}) as harness:
+        await harness.add_engine()
+        await ask(harness)
+        assert await harness.gateway.recorder.flush(5.0)
+        healthy = store.transaction
+
+        @asynccontextmanager
+        async def away():
+            raise StoreError("down")
+            yield
+
+        monkeypatch.setattr(store, "transaction", away)
+        for _ in range(5):
+            await ask(harness)
+        assert harness.gateway.recorder.lost == 2
+        assert harness.count("hone_lost_turns_total", cause="buffer_full") == 2
+        monkeypatch.setattr(store, "transaction", healthy)
+        assert await harness.gateway.recorder.flush(10.0)
+
+
+async def test_one_unacceptable_turn_does_not_hold_up_the_others(harness: Harness, monkeypatch):
+    """A Turn that a healthy store refuses again and again is given up and counted; the rest is written."""
+    first = await ask(harness)
+    assert await harness.gateway.recorder.flush(5.0)
+    poison = f"turn_{'0' * 26}"
+    monkeypatch.setattr(
+        "gateway.openai_api.inference.ids.new_id", lambda prefix: poison if prefix == "turn" else "ep_x"
+    )
+    await ask(harness, **{"x-hone-episode-id": first["episode-id"]})
+    monkeypatch.undo()
+    (item,) = harness.gateway.recorder._waiting
+    healthy = harness.store.transaction
+
+    @asynccontextmanager
+    async def refusing():
+        async with healthy() as work:
+            add_many = work.turns.add_many
+
+            async def picky(turns):
+                if any(turn.id == poison for turn in turns):
+                    raise ValueError("unacceptable")
+                return await add_many(turns)
+
+            work.turns.add_many = picky
+            yield work
+
+    monkeypatch.setattr(harness.store, "transaction", refusing)
+    good = await ask(harness)
+    assert len(await harness.turns(good["episode-id"])) == 1
+    assert item.turns is not None
+    assert harness.count("hone_lost_turns_total", cause="rejected") == 1
+
+
+async def test_a_stopped_gateway_has_written_everything(fresh_sqlite_url, open_store, make_config):
+    """Stopping drains the recorder: what was answered just before is durable."""
+    store = await open_store(fresh_sqlite_url)
+    async with running_gateway(store, make_config, {"gateway.recorder_flush_seconds": 5.0}) as harness:
+        await harness.add_engine()
+        answers = [await ask(harness) for _ in range(3)]
+    async with store.reading() as work:
+        wanted = {answer["turn-id"] for answer in answers}
+        assert await work.turns.existing(wanted) == wanted
+
+
+async def test_a_failing_capture_never_shows_in_the_answer(harness: Harness, monkeypatch):
+    """When handing over to the recorder crashes the client still gets its answer, and the failure is counted."""
+
+    def crash(*_):
+        raise RuntimeError("broken recorder")
+
+    monkeypatch.setattr(harness.gateway.recorder, "record", crash)
+    await ask(harness)
+    await ask(harness, body=CHAT | {"stream": True})
+    assert harness.count("hone_capture_failures_total", cause="hand_over") == 2
+
+
+async def test_an_engine_that_refuses_the_added_fields_is_asked_again_without_them(harness: Harness, monkeypatch):
+    """Capture breaks no request: an engine that knows no ``return_token_ids`` answers, and the Turn is not exact."""
+    generate = harness.engine._generate
+
+    def old_engine(body, *, chat):
+        if "return_token_ids" in body:
+            raise _Refusal(400, "return_token_ids: extra fields not permitted", "BadRequestError")
+        return generate(body, chat=chat)
+
+    monkeypatch.setattr(harness.engine, "_generate", old_engine)
+    headers = await ask(harness)
+    (turn,) = await harness.turns(headers["episode-id"])
+    assert not turn.exact
+    assert harness.count("hone_capture_failures_total", cause="engine_refused_fields") == 1
+
+
+async def test_two_gateways_on_one_postgres_agree_on_an_episode(fresh_postgres_url, open_store, make_config):
+    """A conversation that changes gateways keeps its version and its order, also straight after its first Turn."""
+    overrides = {"store.url": fresh_postgres_url}
+    store = await open_store(fresh_postgres_url)
+    async with running_gateway(store, make_config, overrides) as first:
+        await first.add_engine()
+        other = create_app(first.config, store, registry=CollectorRegistry())
+        async with served(other) as url:
+            begun = await ask(first)
+            harness = replace(first, app=other, url=url)
+            carried = {"x-hone-episode-id": begun["episode-id"]}
+            assert (await ask(harness, **carried))["episode-id"] == begun["episode-id"]
+            assert (await ask(first, **carried))["episode-id"] == begun["episode-id"]
+            await first.turns(begun["episode-id"])
+            turns = await harness.turns(begun["episode-id"])
+    assert [turn.index for turn in turns] == [0, 1, 2]
+
+
+def test_the_fake_models_letters_are_letters():
+    """The toy model that these tests trust really gives text, so that equal text means something."""
+    sampling = fake_model.Sampling(max_tokens=5, seed=1, greedy=False, stop=(), ignore_eos=False)
+    assert fake_model.generate("base:base", [1, 2, 3], sampling).text

@@ -1,0 +1,396 @@
+"""Whole training runs against a SQLite store, with a worker and a fleet reduced to what the learner sees of them."""
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel
+from prometheus_client import CollectorRegistry
+from transformers import AutoModelForCausalLM
+
+from core.config.schema import HoneConfig
+from core.episode import Episode, EpisodeStatus, StopReason
+from core.errors import CorruptArtefact, LearnerError
+from core.ids import EPISODE, TURN, new_id
+from core.job import Job, JobStatus
+from core.policy import Base, Policy, PolicySpan, ServingStatus
+from core.release import ReleaseStatus
+from core.run import RunStatus
+from core.task import Domain, VerifierSpec, make_task
+from core.turn import Timing, Turn
+from core.variant import Variant
+from learner.main import Learner, apply_overrides
+from learner.publish import wait_until_served
+from serving.weights.folder import base_fingerprint, folder_checksum
+from store.events import VERSIONS
+from store.migrate import upgrade
+from store.store import Store
+from tests.tiny_model import build_tiny_base
+
+pytestmark = pytest.mark.timeout(240)
+POLICY = "coder"
+OUTPUT = 4
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Base:
+    """The tiny model as a Base."""
+    torch.set_num_threads(1)
+    path = build_tiny_base(tmp_path_factory.mktemp("base"))
+    return Base(name="tiny", path=str(path), fingerprint=base_fingerprint(path))
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> HoneConfig:
+    """Two groups of three per step, small adapters."""
+    return HoneConfig.model_validate(
+        {
+            "data_dir": tmp_path / "data",
+            "learner": {
+                "lora": {"rank": 4, "alpha": 8.0},
+                "learning_rate": 0.02,
+                "sft_learning_rate": 0.02,
+                "sft_batch": 3,
+                "group_size": 3,
+                "groups_per_step": 2,
+                "episode_timeout_seconds": 60.0,
+                "metrics_port": 0,
+            },
+        }
+    )
+
+
+@pytest.fixture
+async def store(config: HoneConfig, base: Base) -> AsyncIterator[Store]:
+    """A migrated SQLite store with a Base, a Policy, a Domain and its Tasks."""
+    config.data_dir.mkdir(parents=True)
+    await asyncio.to_thread(upgrade, config.database_url)
+    store = await Store.open(config)
+    async with store.transaction() as work:
+        await work.bases.put(base)
+        await work.policies.add(Policy(name=POLICY, base=base.name))
+        await work.domains.put(Domain(name="words", kind="text", description="words"))
+        verifier = VerifierSpec(name="exact")
+        await work.tasks.add_many(
+            [
+                make_task(
+                    domain="words",
+                    split=split,
+                    messages=({"role": "user", "content": f"w{index} w{index + 1}"},),
+                    verifiers=(verifier,),
+                    demonstration=f"w{index + 2} w{index + 3}" if split == "warmup" else None,
+                )
+                for split, count in (("train", 5), ("warmup", 7))
+                for index in range(count)
+            ]
+        )
+    yield store
+    await store.close()
+
+
+class StubWorker:
+    """Runs rollout jobs with the model itself, and spoils the attempts that ``spoil`` names."""
+
+    def __init__(self, store: Store, base: Base, *, spoil: Callable[[Job], bool] = lambda job: False) -> None:
+        self._store = store
+        self._base = AutoModelForCausalLM.from_pretrained(base.path, dtype=torch.float32)
+        self._base_path = base.path
+        self._models: dict[int, torch.nn.Module] = {0: self._base}
+        self._spoil = spoil
+        self.jobs: list[Job] = []
+
+    async def run(self) -> None:
+        """Work until cancelled."""
+        async with self._store.events.subscribe(["jobs"]) as subscription:
+            while True:
+                jobs = await self._store.queue.claim(["rollout"], "worker", lease_seconds=30.0, limit=6)
+                for job in jobs:
+                    self.jobs.append(job)
+                    await self._one(job)
+                if not jobs:
+                    await subscription.wait(1.0)
+
+    async def _one(self, job: Job) -> None:
+        payload = job.payload
+        if self._spoil(job):
+            result = {"episode_id": new_id(EPISODE), "reward": None, "success": None, "status": "invalid"}
+            await self._store.queue.complete(job, result)
+            return
+        model = await self._model(payload["version"])
+        generator = torch.Generator().manual_seed(payload["seed"])
+        prompt = (4, 10 + payload["attempt"] % 3, 2, 5)
+        tokens, logprobs = torch.tensor([prompt]), []
+        with torch.no_grad():
+            for _ in range(OUTPUT):
+                distribution = model(input_ids=tokens).logits[0, -1].log_softmax(-1)
+                chosen = torch.multinomial(distribution.exp(), 1, generator=generator)
+                logprobs.append(float(distribution[chosen]))
+                tokens = torch.cat([tokens, chosen[None]], dim=1)
+        output = tuple(tokens[0, len(prompt) :].tolist())
+        reward = sum(token % 2 == 0 for token in output) / OUTPUT + 0.01 * (payload["attempt"] % 3)
+        await self._record(job, prompt, output, tuple(logprobs), reward)
+
+    async def _record(self, job, prompt, output, logprobs, reward) -> None:
+        payload, episode_id = job.payload, new_id(EPISODE)
+        turn = Turn(
+            id=new_id(TURN),
+            episode_id=episode_id,
+            index=0,
+            tenant_id="ten_1",
+            policy=POLICY,
+            policy_spans=(PolicySpan(version=payload["version"]),),
+            variant=Variant.STANDARD,
+            deployment_id="dep_1",
+            prompt_ids=prompt,
+            output_ids=output,
+            output_logprobs=logprobs,
+            timing=Timing(started_at=0.0, total_seconds=0.1),
+            request_id="req_1",
+            trainable=True,
+        )
+        episode = Episode(
+            id=episode_id,
+            tenant_id="ten_1",
+            status=EpisodeStatus.SCORED,
+            task_id=payload["task_id"],
+            domain="words",
+            group_id=payload["group_id"],
+            policy=POLICY,
+            version=payload["version"],
+            purpose="train",
+            trainable=True,
+            stop_reason=StopReason.ANSWERED,
+            turn_ids=(turn.id,),
+            reward=reward,
+            success=reward > 0.5,
+        )
+        async with self._store.transaction() as work:
+            await work.episodes.add(episode)
+            await work.turns.add_many([turn])
+        result = {"episode_id": episode_id, "reward": reward, "success": True, "status": "scored"}
+        await self._store.queue.complete(job, result)
+
+    async def _model(self, version: int) -> torch.nn.Module:
+        if version not in self._models:
+            async with self._store.reading() as work:
+                checkpoint = await work.checkpoints.for_version(POLICY, version)
+            base = AutoModelForCausalLM.from_pretrained(self._base_path, dtype=torch.float32)
+            self._models[version] = PeftModel.from_pretrained(base, checkpoint.path)
+        return self._models[version]
+
+
+async def stub_fleet(store: Store, *, verdict: ServingStatus = ServingStatus.LIVE) -> None:
+    """Make every wanted version live, or refuse it."""
+    async with store.events.subscribe([VERSIONS]) as subscription:
+        while True:
+            async with store.transaction() as work:
+                for version in await work.versions.list_serving([ServingStatus.WANTED]):
+                    await work.versions.update(
+                        version.model_copy(update={"serving": verdict, "serving_reason": "the probe failed"})
+                    )
+            await store.events.publish(VERSIONS)
+            await subscription.wait(0.5)
+
+
+async def run_job(
+    store: Store, config: HoneConfig, payload: dict, *beside: Awaitable[None], max_attempts: int = 1
+) -> Job:
+    """One train job from enqueueing to its end, with ``beside`` running."""
+    job = await store.queue.enqueue("train", payload, max_attempts=max_attempts)
+    learner = Learner(config=config, store=store, registry=CollectorRegistry())
+    tasks = [asyncio.ensure_future(awaitable) for awaitable in beside]
+    await learner.start()
+    try:
+        async with store.events.subscribe(["jobs"]) as subscription:
+            while (current := await store.queue.get(job.id)).status in (JobStatus.QUEUED, JobStatus.LEASED):
+                await subscription.wait(1.0)
+                for task in tasks:
+                    if task.done():
+                        task.result()
+        return current
+    finally:
+        await learner.stop()
+        for task in tasks:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
+
+
+def payload(algorithm: str, *, steps: int, run_id: str = "run_1", start_version: int = 0, **more: object) -> dict:
+    """A train job's payload."""
+    return {
+        "run_id": run_id,
+        "policy": POLICY,
+        "algorithm": algorithm,
+        "domains": ["words"],
+        "steps": steps,
+        "seed": 3,
+        "start_version": start_version,
+        **more,
+    }
+
+
+async def test_sft_then_grpo_leave_versions_with_checkpoints_releases_and_lineage(store, config, base) -> None:
+    """SFT publishes one version, GRPO one per step on top of it; each has all that a release needs."""
+    done = await run_job(store, config, payload("sft", steps=0, run_id="run_sft"))
+    assert done.status is JobStatus.DONE, done.error
+    assert done.result == {"run_id": "run_sft", "versions": [1]}
+    worker = StubWorker(store, base, spoil=lambda job: job.payload["attempt"] == 1)
+    done = await run_job(store, config, payload("grpo", steps=3, start_version=1), worker.run(), stub_fleet(store))
+    assert done.status is JobStatus.DONE, done.error
+    assert done.result == {"run_id": "run_1", "versions": [2, 3, 4]}
+    async with store.reading() as work:
+        sft, grpo = await work.runs.get("run_sft"), await work.runs.get("run_1")
+        versions = await work.versions.list(POLICY)
+        checkpoints = [await work.checkpoints.for_version(POLICY, version.version) for version in versions]
+        releases = await work.releases.list(POLICY)
+        lineage = await work.lineage.episodes_of(checkpoints[1].id)
+        episodes = [await work.episodes.get(episode_id) for episode_id in lineage]
+    assert [sft.status, grpo.status] == [RunStatus.FINISHED, RunStatus.FINISHED]
+    assert len(sft.steps) == 3
+    assert sft.steps[-1].version == 1
+    assert [step.version for step in grpo.steps] == [2, 3, 4]
+    assert [version.parent_version for version in versions] == [0, 1, 2, 3]
+    assert [version.origin for version in versions] == ["sft", "grpo", "grpo", "grpo"]
+    assert {release.status for release in releases} == {ReleaseStatus.CANDIDATE}
+    assert len(releases) == 4
+    for checkpoint in checkpoints:
+        assert folder_checksum(Path(checkpoint.path)) == checkpoint.checksum
+        assert checkpoint.base_fingerprint == base.fingerprint
+        assert checkpoint.lora_rank == 4
+    assert len(lineage) == 6
+    assert {episode.version for episode in episodes} == {1}
+    assert set(checkpoints[1].provenance.episode_ids) == set(lineage)
+    first = grpo.steps[0].values
+    # The stub samples with the very weights that the learner trains: first batch on-policy, later ones one behind.
+    assert first["mismatch_kl"] < 1e-6
+    assert first["ess"] == pytest.approx(1.0, abs=1e-3)
+    assert grpo.steps[1].values["mismatch_kl"] > first["mismatch_kl"]
+    assert {"swap_seconds", "generate_seconds", "train_seconds", "entropy"} <= set(first)
+    # Spoiled attempts were asked for again: attempt 1 became attempt 1 + group size.
+    assert sum(job.payload["attempt"] == 4 for job in worker.jobs) == 6
+
+
+async def test_refused_version_fails_the_run_with_the_fleets_reason(store, config, base) -> None:
+    """A refused version ends the run; the reason is in the job and in the run."""
+    done = await run_job(
+        store,
+        config,
+        payload("grpo", steps=2),
+        StubWorker(store, base).run(),
+        stub_fleet(store, verdict=ServingStatus.REFUSED),
+    )
+    assert done.status is JobStatus.DEAD
+    assert "the probe failed" in (done.error or "")
+    async with store.reading() as work:
+        run = await work.runs.get("run_1")
+    assert run.status is RunStatus.FAILED
+    assert "the probe failed" in (run.error or "")
+
+
+async def test_stopped_learner_is_resumed_by_another_to_the_same_numbers(store, config, base) -> None:
+    """A learner that stops after a step hands the job back; the next one ends with the uninterrupted run's losses."""
+    uninterrupted = await run_job(
+        store,
+        config,
+        payload("grpo", steps=3, run_id="run_whole", overrides={"max_staleness": 0}),
+        StubWorker(store, base).run(),
+        stub_fleet(store),
+    )
+    assert uninterrupted.status is JobStatus.DONE, uninterrupted.error
+    job = await store.queue.enqueue("train", payload("grpo", steps=3, overrides={"max_staleness": 0}))
+    background = [
+        asyncio.ensure_future(StubWorker(store, base).run()),
+        asyncio.ensure_future(stub_fleet(store)),
+    ]
+    learner = Learner(config=config, store=store, registry=CollectorRegistry())
+    await learner.start()
+    async with store.events.subscribe([VERSIONS]) as subscription:
+        while True:
+            async with store.reading() as work:
+                run = next((run for run in await work.runs.list(POLICY) if run.id == "run_1"), None)
+            if run is not None and run.steps:
+                break
+            await subscription.wait(0.2)
+    await learner.stop()
+    handed_back = await store.queue.get(job.id)
+    assert handed_back.status is JobStatus.QUEUED
+    second = Learner(config=config, store=store, registry=CollectorRegistry())
+    await second.start()
+    while (await store.queue.get(job.id)).status in (JobStatus.QUEUED, JobStatus.LEASED):
+        await asyncio.sleep(0.1)
+    await second.stop()
+    for task in background:
+        task.cancel()
+    await asyncio.gather(*background, return_exceptions=True)
+    assert (await store.queue.get(job.id)).status is JobStatus.DONE
+    async with store.reading() as work:
+        whole, resumed = await work.runs.get("run_whole"), await work.runs.get("run_1")
+    assert [step.step for step in resumed.steps] == [1, 2, 3]
+    # The same seed samples the same Episodes from the same weights, so the runs are equal to the last digit.
+    assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps]
+    assert [step.gradient_norm for step in resumed.steps] == [step.gradient_norm for step in whole.steps]
+
+
+async def test_no_worker_is_said_after_the_time_out(store, config) -> None:
+    """Without Episodes the run fails with what to look at, and withdraws its jobs."""
+    quick = config.model_copy(update={"learner": apply_overrides(config.learner, {"episode_timeout_seconds": 0.5})})
+    done = await run_job(store, quick, payload("grpo", steps=1))
+    assert done.status is JobStatus.DEAD
+    assert "no EpisodeGroup" in (done.error or "")
+    assert (await store.queue.depth()).get(JobStatus.QUEUED, 0) == 0
+
+
+async def test_malformed_payload_is_dead_at_once(store, config) -> None:
+    """A payload that can never work is not tried again."""
+    done = await run_job(store, config, {"run_id": "run_1", "policy": POLICY}, max_attempts=3)
+    assert done.status is JobStatus.DEAD
+    assert done.attempts == 1
+
+
+async def test_tampered_parent_checkpoint_is_refused(store, config) -> None:
+    """A run does not start from a folder that changed since it was published."""
+    done = await run_job(store, config, payload("sft", steps=1, run_id="run_sft"))
+    assert done.status is JobStatus.DONE, done.error
+    async with store.reading() as work:
+        checkpoint = await work.checkpoints.for_version(POLICY, 1)
+    (Path(checkpoint.path) / "provenance.json").write_text("{}")
+    done = await run_job(store, config, payload("sft", steps=1, run_id="run_2", start_version=1))
+    assert done.status is JobStatus.DEAD
+    assert CorruptArtefact.__name__ in (done.error or "")
+
+
+async def test_waiting_for_a_version_that_nobody_serves_ends(store, config) -> None:
+    """Without a fleet the wait ends in a LearnerError with a hint."""
+    done = await run_job(store, config, payload("sft", steps=1))
+    assert done.status is JobStatus.DONE, done.error
+    assert await wait_until_served(store, POLICY, 0, timeout_seconds=0.1) < 1.0
+    with pytest.raises(LearnerError, match="was not served"):
+        await wait_until_served(store, POLICY, 1, timeout_seconds=0.1)
+
+
+async def test_two_ranks_train_as_one(store, config) -> None:
+    """A learner that starts its own second rank records the losses of a learner with one rank."""
+    done = await run_job(store, config, payload("sft", steps=3, run_id="run_one"))
+    assert done.status is JobStatus.DONE, done.error
+    two = config.model_copy(update={"learner": apply_overrides(config.learner, {"ranks": 2, "zero_stage": 2})})
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        str(Path(__file__).with_name("two_rank_learner.py")),
+        two.model_dump_json(),
+        json.dumps(payload("sft", steps=3, run_id="run_two")),
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(Path(__file__).parents[2]), "OMP_NUM_THREADS": "1"},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    stdout, stderr = await process.communicate()
+    assert process.returncode == 0, stderr.decode()[-4000:]
+    losses = json.loads(stdout.decode().splitlines()[-1])
+    async with store.reading() as work:
+        one = await work.runs.get("run_one")
+    assert losses == pytest.approx([step.loss for step in one.steps], rel=1e-4)

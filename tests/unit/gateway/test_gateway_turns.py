@@ -1,0 +1,159 @@
+"""Building Turns from what an engine sent."""
+
+import json
+from itertools import pairwise
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from core.variant import Variant
+from gateway.openai_api.capture import parse_request
+from gateway.openai_api.turns import Capture, build_turns, merge_delta
+from serving.pool import Route
+from tests import nouns
+
+
+def capture(payloads, *, endpoint="chat.completions", choices=1, broken=None, **fields):
+    """A Capture with consent, of these engine payloads."""
+    request = parse_request(endpoint, json.dumps({"model": "coder"} | fields).encode())
+    return Capture(
+        endpoint=endpoint,
+        fields=request.fields,
+        route=Route(nouns.deployment(), "coder.v1-x", "coder", 1, Variant.STANDARD),
+        episode_id="ep_a",
+        index=0,
+        tenant_id="ten_a",
+        turn_ids=tuple(f"turn_{number}" for number in range(choices)),
+        request_id="req_a",
+        idempotency_key="key_a",
+        consent=True,
+        started_at=1.0,
+        payloads=[json.dumps(payload).encode() for payload in payloads],
+        broken=broken,
+    )
+
+
+def entries(logprobs):
+    """Chat log-probs."""
+    return {"content": [{"token": "x", "logprob": value, "bytes": None, "top_logprobs": []} for value in logprobs]}
+
+
+def chunk(token_ids, logprobs, *, index=0, finish=None, text="x", **more):
+    """One chunk of a chat stream."""
+    choice = {"index": index, "delta": {"content": text}, "logprobs": entries(logprobs), "finish_reason": finish}
+    return {"choices": [choice | {"token_ids": token_ids}]} | more
+
+
+TOKENS = st.lists(st.tuples(st.integers(0, 10**6), st.floats(-50, 0)), min_size=1, max_size=12)
+
+
+@given(TOKENS, st.data())
+def test_a_streams_turn_does_not_depend_on_its_chunks(tokens, data):
+    """However the engine groups tokens into chunks, the Turn holds all of them in order."""
+    places = data.draw(st.sets(st.integers(0, len(tokens)), max_size=4)) | {0, len(tokens)}
+    ordered = sorted(places)
+    payloads = [chunk([], [], prompt_token_ids=[1, 2])]
+    for start, end in pairwise(ordered):
+        finish = "stop" if end == len(tokens) else None
+        group = tokens[start:end]
+        payloads.append(chunk([t for t, _ in group], [p for _, p in group], finish=finish))
+    (turn,) = build_turns(capture(payloads))
+    assert turn.prompt_ids == (1, 2)
+    assert turn.output_ids == tuple(token for token, _ in tokens)
+    assert turn.output_logprobs == tuple(logprob for _, logprob in tokens)
+    assert (turn.exact, turn.trainable, turn.finish_reason) == (True, True, "stop")
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        chunk(None, [-0.1], finish="stop", prompt_token_ids=[1]),
+        chunk([5], [], finish="stop", prompt_token_ids=[1]),
+        chunk([5, 6], [-0.1], finish="stop", prompt_token_ids=[1]),
+        chunk([5], [-9999.0], finish="stop", prompt_token_ids=[1]),
+        chunk([5], [-0.1], finish="stop"),
+    ],
+)
+def test_incomplete_tokens_never_train(payload):
+    """Without prompt ids, sampled ids or one real log-prob per token the Turn is kept, inexact and untrainable."""
+    (turn,) = build_turns(capture([payload]))
+    assert (turn.exact, turn.trainable, turn.output_logprobs) == (False, False, ())
+
+
+def test_a_broken_stream_keeps_what_was_sampled():
+    """A cancelled choice never trains and leaves its idempotency key free; one that had ended is whole."""
+    payloads = [chunk([5], [-0.1], prompt_token_ids=[1]), chunk([6], [-0.2], index=1, finish="stop")]
+    first, second = build_turns(capture(payloads, choices=2, broken="cancelled"))
+    assert (first.finish_reason, first.trainable, first.idempotency_key) == ("cancelled", False, None)
+    assert (second.finish_reason, second.trainable, second.idempotency_key) == ("stop", True, "key_a")
+
+
+def test_prompts_of_one_completion_go_to_their_choices():
+    """Several prompts with ``n`` answers each: every Turn has its own prompt, text and ids."""
+    choices = [
+        {
+            "index": i,
+            "text": f"t{i}",
+            "finish_reason": "length",
+            "token_ids": [i],
+            "prompt_token_ids": [10 + i // 2],
+            "logprobs": {"token_logprobs": [-0.5], "tokens": ["x"]},
+        }
+        for i in range(4)
+    ]
+    found = build_turns(
+        capture([{"choices": choices}], endpoint="completions", choices=4, prompt=["a", "b"], n=2, temperature=0)
+    )
+    assert [turn.messages[0]["content"] for turn in found] == ["a", "a", "b", "b"]
+    assert [turn.prompt_ids for turn in found] == [(10,), (10,), (11,), (11,)]
+    assert [turn.response["content"] for turn in found] == ["t0", "t1", "t2", "t3"]
+    assert all(turn.exact and turn.sampling == {"n": 2, "temperature": 0} for turn in found)
+
+
+def test_usage_and_speculation_come_from_the_engine():
+    """Cached prompt tokens and draft counts are taken over where the engine reports them."""
+    payload = chunk([5], [-0.1], finish="stop", prompt_token_ids=[1, 2]) | {
+        "usage": {"prompt_tokens_details": {"cached_tokens": 1}},
+        "metrics": {"speculative_decoding": {"num_draft_tokens": 8, "num_accepted_draft_tokens": 5}},
+    }
+    (turn,) = build_turns(capture([payload]))
+    assert (turn.usage.prompt_tokens, turn.usage.completion_tokens, turn.usage.cached_tokens) == (2, 1, 1)
+    assert (turn.speculation.drafted, turn.speculation.accepted) == (8, 5)
+
+
+def test_another_shape_is_a_decode_error():
+    """What is not OpenAI's shape is refused as a whole, never half recorded."""
+    with pytest.raises(msgspec.DecodeError):
+        build_turns(capture([{"choices": [{"index": 0, "token_ids": "no"}]}]))
+
+
+def test_tool_calls_are_put_together_by_index():
+    """Streamed tool calls grow argument by argument; their ids and names are not repeated."""
+    message = {"role": "assistant"}
+    for delta in (
+        {"role": "assistant", "content": ""},
+        {"tool_calls": [{"index": 0, "id": "a", "type": "function", "function": {"name": "f", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"x"'}}]},
+        {"tool_calls": [{"index": 1, "id": "b", "function": {"name": "g", "arguments": "{}"}}]},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "f", "arguments": ": 1}"}}]},
+    ):
+        merge_delta(message, delta)
+    assert message == {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}},
+            {"id": "b", "function": {"name": "g", "arguments": "{}"}},
+        ],
+    }
+
+
+@given(st.lists(st.text(max_size=4), max_size=8))
+def test_streamed_text_is_the_concatenation(pieces):
+    """Deltas of text add up to the whole text."""
+    message = {"role": "assistant"}
+    for piece in pieces:
+        merge_delta(message, {"content": piece, "refusal": None})
+    assert message.get("content", "") == "".join(pieces)

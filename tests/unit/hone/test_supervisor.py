@@ -1,0 +1,60 @@
+"""The supervisor brings children back, tells why they die, and leaves none behind."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from core.errors import MachineError
+from hone import supervisor as module
+from hone.supervisor import Supervisor
+
+
+@pytest.fixture
+def environment(tmp_path):
+    """A fake ``hone.processes`` package that comes first on the path."""
+    package = tmp_path / "hone" / "processes"
+    package.mkdir(parents=True)
+    (tmp_path / "hone" / "__init__.py").write_text("")
+    (package / "__init__.py").write_text("")
+    (package / "steady.py").write_text("import time\nprint('up', flush=True)\ntime.sleep(600)\n")
+    (package / "broken.py").write_text("raise SystemExit('the port is taken')\n")
+    return {"PYTHONPATH": str(tmp_path), "PATH": str(Path(sys.executable).parent), "PYTHONSAFEPATH": "1"}
+
+
+async def test_stop_leaves_no_process_behind(environment, tmp_path):
+    """After stop() the child is gone."""
+    supervisor = Supervisor(environment=environment, log_folder=tmp_path / "logs")
+    await supervisor.start("steady")
+    pid = supervisor.pids["steady"]
+    assert psutil.pid_exists(pid)
+    await supervisor.stop()
+    assert not psutil.pid_exists(pid)
+
+
+async def test_a_killed_child_comes_back(environment, tmp_path, monkeypatch):
+    """A child that dies is started again under a new pid."""
+    monkeypatch.setattr(module, "_RESTART_SECONDS", (0.01,) * 5)
+    supervisor = Supervisor(environment=environment, log_folder=tmp_path / "logs")
+    await supervisor.start("steady")
+    first = supervisor.pids["steady"]
+    psutil.Process(first).kill()
+    async with asyncio.timeout(10):
+        while supervisor.pids["steady"] == first:
+            await asyncio.sleep(0.02)
+    await supervisor.stop()
+
+
+async def test_a_child_that_keeps_dying_is_reported_with_its_last_words(environment, tmp_path, monkeypatch):
+    """check() raises with the end of the child's log."""
+    monkeypatch.setattr(module, "_RESTART_SECONDS", (0.01,) * 3)
+    supervisor = Supervisor(environment=environment, log_folder=tmp_path / "logs")
+    await supervisor.start("broken")
+    with pytest.raises(MachineError, match="the port is taken"):
+        async with asyncio.timeout(20):
+            while True:
+                supervisor.check()
+                await asyncio.sleep(0.02)
+    await supervisor.stop()

@@ -1,0 +1,148 @@
+"""Which attempts of a group train: the training-data contract."""
+
+import pytest
+
+from core.episode import Episode, EpisodeStatus, StopReason
+from core.errors import LearnerError
+from core.policy import PolicySpan
+from core.turn import Timing, Turn
+from core.variant import Variant
+from learner.intake import Attempt, GroupIntake, RefusalCause, group_to_samples
+
+
+def attempt(
+    number: int, reward: float | None, *, turn: dict[str, object] | None = None, **episode: object
+) -> Attempt:
+    """One attempt with one Turn at version 3; ``turn`` and the keywords override fields."""
+    stored = Turn.model_validate(
+        {
+            "id": f"turn_{number}",
+            "episode_id": f"ep_{number}",
+            "index": 0,
+            "tenant_id": "ten_1",
+            "policy": "coder",
+            "policy_spans": (PolicySpan(version=3),),
+            "variant": Variant.STANDARD,
+            "deployment_id": "dep_1",
+            "prompt_ids": (1, 2),
+            "output_ids": (3, 4),
+            "output_logprobs": (-0.1, -0.2),
+            "timing": Timing(started_at=0, total_seconds=0),
+            "request_id": "req_1",
+            "trainable": True,
+        }
+        | (turn or {})
+    )
+    whole = Episode.model_validate(
+        {
+            "id": f"ep_{number}",
+            "tenant_id": "ten_1",
+            "status": EpisodeStatus.SCORED,
+            "policy": "coder",
+            "group_id": "grp_1",
+            "trainable": True,
+            "reward": reward,
+            "turn_ids": (f"turn_{number}",),
+        }
+        | episode
+    )
+    return Attempt(episode=whole, turns=(stored,))
+
+
+def take(*attempts: Attempt, **options: bool) -> GroupIntake:
+    return group_to_samples(attempts, current_version=4, max_staleness=1, scale="none", **options)
+
+
+GOOD, BAD = attempt(1, 1.0), attempt(2, 0.0)
+
+
+def test_a_group_becomes_samples_with_relative_advantages() -> None:
+    """Success and failure both train, with advantages around the group's mean."""
+    intake = take(GOOD, BAD)
+    assert [max(s.advantages, key=abs) for s in intake.samples] == [0.5, -0.5]
+    assert intake.counted_episode_ids == ("ep_1", "ep_2")
+    assert intake.rewards == (1.0, 0.0)
+    assert not intake.refused
+
+
+@pytest.mark.parametrize(
+    ("refused", "cause"),
+    [
+        (attempt(3, 1.0, status=EpisodeStatus.FINISHED), RefusalCause.NOT_SCORED),
+        (attempt(3, None, status=EpisodeStatus.INVALID), RefusalCause.NOT_SCORED),
+        (attempt(3, None), RefusalCause.NO_REWARD),
+        (attempt(3, 1.0, trainable=False), RefusalCause.NO_CONSENT),
+        (attempt(3, 1.0, turn={"trainable": False}), RefusalCause.NO_CONSENT),
+        (attempt(3, 1.0, turn_ids=("turn_3", "turn_lost")), RefusalCause.NOT_DURABLE),
+        (attempt(3, 1.0, turn_ids=()), RefusalCause.NOT_DURABLE),
+        (attempt(3, 1.0, turn={"exact": False}), RefusalCause.NOT_EXACT),
+        (attempt(3, 1.0, turn={"output_logprobs": (-0.1, float("nan"))}), RefusalCause.NOT_EXACT),
+        (attempt(3, 1.0, turn={"policy": "writer"}), RefusalCause.OTHER_POLICY),
+        (attempt(3, 1.0, turn={"policy_spans": (PolicySpan(version=2),)}), RefusalCause.STALE),
+        (
+            attempt(
+                3,
+                1.0,
+                turn={"policy_spans": (PolicySpan(version=2), PolicySpan(version=4, first_token=1))},
+            ),
+            RefusalCause.STALE,
+        ),
+        (attempt(3, 1.0, turn={"policy_spans": (PolicySpan(version=5),)}), RefusalCause.AHEAD),
+    ],
+)
+def test_a_refused_attempt_enters_nothing_and_is_counted(refused, cause) -> None:
+    """The rest of the group is as if the refused attempt did not exist, and its cause is counted."""
+    intake, without = take(GOOD, refused, BAD), take(GOOD, BAD)
+    assert intake.samples == without.samples
+    assert intake.advantages == without.advantages
+    assert intake.counted_episode_ids == without.counted_episode_ids
+    assert dict(intake.refused) == {cause: 1}
+
+
+def test_a_truncated_attempt_stays_in_the_baseline_and_leaves_the_loss() -> None:
+    """Its reward moves the others' advantages and none of its tokens trains."""
+    intake = take(GOOD, BAD, attempt(3, 0.0, stop_reason=StopReason.TRUNCATED))
+    assert intake.advantages.values == pytest.approx((2 / 3, -1 / 3, -1 / 3))
+    assert [sample.episode_id for sample in intake.samples] == ["ep_1", "ep_2"]
+    assert intake.counted_episode_ids == ("ep_1", "ep_2", "ep_3")
+    assert intake.truncated == 1
+
+
+def test_a_zero_variance_group_gives_no_samples_unless_asked() -> None:
+    """Equal rewards teach nothing: the group is flagged, and its samples come only on request."""
+    same = attempt(3, 1.0)
+    intake, kept = take(GOOD, same), take(GOOD, same, keep_zero_variance=True)
+    assert intake.advantages.zero_variance
+    assert intake.samples == ()
+    assert len(kept.samples) == 2
+    assert not any(value for sample in kept.samples for value in sample.advantages)
+
+
+def test_the_base_counts_as_version_zero_by_any_name() -> None:
+    """Turns that the Base answered under its own name train a Policy that is at version 0 or little above."""
+    base = {"policy": "smollm2", "policy_spans": (PolicySpan(version=0),)}
+    attempts = [attempt(1, 1.0, turn=base), attempt(2, 0.0, turn=base)]
+    intake = group_to_samples(attempts, current_version=1, max_staleness=1)
+    assert len(intake.samples) == 2
+
+
+def test_mixed_groups_are_an_error() -> None:
+    """Attempts of two groups have no common baseline: LearnerError."""
+    with pytest.raises(LearnerError):
+        take(GOOD, attempt(2, 0.0, group_id="grp_2"))
+
+
+def test_an_empty_group_gives_nothing() -> None:
+    """No attempts, no samples, no error."""
+    intake = take()
+    assert intake.samples == ()
+    assert intake.advantages.zero_variance
+
+
+def test_a_split_episode_is_counted_by_cause() -> None:
+    """A prompt that does not extend gives two samples of one Episode and one counted break."""
+    second = GOOD.turns[0].model_copy(update={"id": "turn_1b", "index": 1, "prompt_ids": (9, 9)})
+    episode = GOOD.episode.model_copy(update={"turn_ids": ("turn_1", "turn_1b")})
+    intake = take(Attempt(episode=episode, turns=(*GOOD.turns, second)), BAD)
+    assert sum(intake.breaks.values()) == 1
+    assert [sample.episode_id for sample in intake.samples] == ["ep_1", "ep_1", "ep_2"]

@@ -1,0 +1,105 @@
+"""One optimizer step equals plain PyTorch, in every ZeRO stage, on one rank and on two."""
+
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+from learner.trainer import Trainer, TrainerSpec
+
+PROJECT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def reference() -> ModuleType:
+    """The plain PyTorch computation."""
+    spec = importlib.util.spec_from_file_location("reference_step", Path(__file__).with_name("reference_step.py"))
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _spec(base_path, adapter, config, stage: int) -> TrainerSpec:
+    return TrainerSpec(
+        config=config.model_copy(update={"zero_stage": stage}),
+        base_path=base_path,
+        adapter=adapter,
+        learning_rate=1.0,
+        seed=0,
+    )
+
+
+def _assert_equal(expected, loss: float, norm: float, difference: dict[str, torch.Tensor]) -> None:
+    expected_loss, gradients = expected
+    assert loss == pytest.approx(expected_loss, rel=1e-5)
+    expected_norm = torch.cat([gradient.flatten() for gradient in gradients.values()]).norm()
+    assert norm == pytest.approx(float(expected_norm), rel=1e-5)
+    assert set(difference) == set(gradients)
+    for name, gradient in gradients.items():
+        # What SGD moved, read off float32 weights of size 0.1 to 1: their rounding is the absolute tolerance.
+        torch.testing.assert_close(difference[name], gradient, rtol=1e-5, atol=2e-7)
+
+
+@pytest.mark.parametrize("algorithm", ["grpo", "sft"])
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_one_rank_equals_plain_pytorch(
+    reference, base_path, adapter, config, world, make_samples, algorithm, stage
+) -> None:
+    """Loss, gradient norm and every gradient agree with a plain loop over unpadded samples."""
+    samples = make_samples(9)
+    expected = reference.plain_gradients(base_path, adapter, samples, algorithm=algorithm, cap=config.mismatch_cap)
+    trainer = Trainer(
+        _spec(base_path, adapter, config, stage),
+        world=world,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    )
+    before = trainer.trained_parameters()
+    update = trainer.grpo_update(samples) if algorithm == "grpo" else trainer.sft_update(samples)
+    after = trainer.trained_parameters()
+    trainer.close()
+    moved = {name: before[name] - after[name] for name in before}
+    _assert_equal(expected, update.loss, update.gradient_norm, moved)
+
+
+def test_two_ranks_equal_plain_pytorch(reference, base_path, adapter, config, make_samples, tmp_path) -> None:
+    """Two ranks with unequal shares give one rank's loss and gradients, and their saved state loads back exactly."""
+    samples = make_samples(9)
+    cases = [("grpo", 0), ("sft", 1), ("grpo", 2), ("sft", 3), ("grpo", 3)]
+    specs = [(_spec(base_path, adapter, config, stage), samples, algorithm) for algorithm, stage in cases]
+    torch.save(specs, tmp_path / "input.pt")
+    _run_ranks(tmp_path, 2)
+    results = torch.load(tmp_path / "output.pt", weights_only=False)
+    for (algorithm, _), (loss, norm, values, difference, same) in zip(cases, results, strict=True):
+        expected = reference.plain_gradients(
+            base_path, adapter, samples, algorithm=algorithm, cap=config.mismatch_cap
+        )
+        _assert_equal(expected, loss, norm, difference)
+        assert values["tokens"] == sum(sum(sample.loss_mask) for sample in samples)
+        assert same
+    for index in range(len(cases)):
+        assert (tmp_path / str(index) / "exported" / "adapter_model.safetensors").stat().st_size > 0
+
+
+def _run_ranks(folder: Path, size: int) -> None:
+    script = Path(__file__).with_name("two_ranks_script.py")
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(rank), str(size), str(folder)],
+            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(PROJECT), "OMP_NUM_THREADS": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        for rank in range(size)
+    ]
+    try:
+        outputs = [process.communicate(timeout=280)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0] * size, "\n".join(outputs)

@@ -1,0 +1,168 @@
+"""The command line and environment of engines, and their processes."""
+
+import asyncio
+import json
+import os
+import socket
+import sys
+from pathlib import Path
+
+import pytest
+
+from core.config.load import load_config
+from core.errors import MachineError
+from core.policy import Base
+from core.variant import Variant
+from serving.engines.vllm import VllmEngine
+from serving.launch import Launch, check_port, find_build, free_port, speculation_of
+from serving.launcher import EngineProcess, end_leftover
+
+BASE = Base(name="smol", path="/models/smol", fingerprint="f")
+SERVER = """
+import http.server, sys
+handler = http.server.SimpleHTTPRequestHandler
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), handler).serve_forever()
+"""
+
+
+def launch(variant: Variant = Variant.STANDARD, build="cpu", overrides=None, **fields) -> Launch:
+    config = load_config(environment={}, overrides=overrides or {})
+    return Launch(
+        config=config, base=BASE, build=build, port=8410, speculation=speculation_of(config, variant), **fields
+    )
+
+
+def option(command: list[str], name: str) -> str:
+    return command[command.index(name) + 1]
+
+
+def test_a_cpu_engine_is_started_as_measured():
+    """The command names the Base, allows run-time LoRA and runs eagerly on a CPU."""
+    command = launch().command()
+    assert command[0] == sys.executable
+    assert (option(command, "--model"), option(command, "--served-model-name")) == ("/models/smol", "smol")
+    assert {"--enable-lora", "--enforce-eager"} <= set(command)
+    assert "--gpu-memory-utilization" not in command and "--speculative-config" not in command
+
+
+def test_a_gpu_is_shared_by_its_engines():
+    """Two engines on one GPU get half of the configured share each."""
+    command = launch(build="cuda", engines=2, overrides={"engine.gpu_memory_share": 0.8}).command()
+    assert float(option(command, "--gpu-memory-utilization")) == pytest.approx(0.4)
+    assert "--enforce-eager" not in command
+
+
+@pytest.mark.parametrize("method", ["ngram", "draft_model"])
+def test_the_fast_variant_speculates(method):
+    """The speculative configuration is what vLLM reads."""
+    overrides = {"fleet.fast_method": method, "fleet.fast_tokens": 3, "fleet.draft_model": "/models/draft"}
+    found = json.loads(option(launch(Variant.FAST, overrides=overrides).command(), "--speculative-config"))
+    assert (found["method"], found["num_speculative_tokens"]) == (method, 3)
+    assert ("model" in found) == (method == "draft_model")
+
+
+def test_extra_arguments_come_last():
+    """What the operator adds wins over what is derived."""
+    command = launch(overrides={"engine.extra_args": ["--max-loras", "1"]}).command()
+    assert command[-2:] == ["--max-loras", "1"]
+
+
+def test_the_environment_holds_no_secret_of_hone(monkeypatch):
+    """Engines get the machine's environment and vLLM's switches, not Hone's keys."""
+    monkeypatch.setenv("HONE_WORKER__API_KEY", "hone-secret")
+    monkeypatch.setenv("MARKER", "kept")
+    environment = launch(overrides={"worker.api_key": "hone-secret"}).environment()
+    assert environment["MARKER"] == "kept" and environment["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
+    assert "hone-secret" not in environment.values()
+
+
+def test_processors_are_shared_out():
+    """Engines with fewer threads than processors are bound to different ones, in turn."""
+    allowed = sorted(os.sched_getaffinity(0))
+    bound = [
+        launch(index=index, overrides={"engine.omp_threads": 1}).environment()["VLLM_CPU_OMP_THREADS_BIND"]
+        for index in range(len(allowed))
+    ]
+    assert bound == [str(cpu) for cpu in allowed]
+
+
+def test_a_taken_port_is_a_machine_error():
+    """The port is checked before the engine is started."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        with pytest.raises(MachineError) as raised:
+            check_port("127.0.0.1", taken.getsockname()[1])
+    assert "first_port" in (raised.value.hint or "")
+
+
+async def test_an_environment_without_vllm_is_a_machine_error(tmp_path):
+    """A missing interpreter, and one without vLLM, are told with what to set."""
+    for python in (str(tmp_path / "python"), sys.executable):
+        with pytest.raises(MachineError) as raised:
+            await find_build(python)
+        assert "engine.python" in (raised.value.hint or "")
+
+
+async def test_a_process_is_started_watched_and_ended(tmp_path: Path):
+    """A process becomes ready, shows as alive, and its whole group ends with it."""
+    port = free_port("127.0.0.1")
+    (tmp_path / "health").write_text("ok")
+    command = [sys.executable, "-c", f"import os\nos.chdir({str(tmp_path)!r})\n{SERVER}", str(port)]
+    process = EngineProcess(command=command, environment=dict(os.environ), log_path=tmp_path / "log")
+    engine = VllmEngine(f"http://127.0.0.1:{port}")
+    said: list[str] = []
+    await process.start()
+    pid = process.pid
+    assert pid is not None
+    await process.wait_ready(engine, timeout_seconds=60, progress=said.append)
+    assert process.alive() and "ready" in said[0]
+    other = EngineProcess(command=command, environment={}, log_path=tmp_path / "log")
+    assert other.adopt(pid) and other.alive()
+    assert not EngineProcess(command=["x"], environment={}, log_path=tmp_path / "log").adopt(pid)
+    assert not await end_leftover(pid, port), "it is not a vLLM server"
+    await process.stop()
+    assert not process.alive() and not other.alive()
+    assert not await engine.health()
+    await engine.close()
+
+
+async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch):
+    """The stop ends what does not end itself."""
+    monkeypatch.setattr("serving.launcher._TERM_SECONDS", 0.2)
+    script = (
+        "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+    )
+    process = EngineProcess(
+        command=[sys.executable, "-c", script], environment=dict(os.environ), log_path=tmp_path / "log"
+    )
+    await process.start()
+    while "up" not in process.log_tail():
+        await asyncio.sleep(0.02)
+    await process.stop()
+    assert not process.alive()
+
+
+async def test_an_engine_that_dies_while_starting_shows_its_log(tmp_path: Path):
+    """The error carries the end of the log and a hint that fits."""
+    process = EngineProcess(
+        command=[sys.executable, "-c", "raise ModuleNotFoundError('No module named vllm')"],
+        environment=dict(os.environ),
+        log_path=tmp_path / "log",
+    )
+    engine = VllmEngine(f"http://127.0.0.1:{free_port('127.0.0.1')}")
+    await process.start()
+    with pytest.raises(MachineError, match="No module named vllm") as raised:
+        await process.wait_ready(engine, timeout_seconds=60, progress=lambda message: None)
+    assert "engine.python" in (raised.value.hint or "")
+    await process.stop()
+    await engine.close()
+
+
+async def test_a_process_that_cannot_start_is_a_machine_error(tmp_path: Path):
+    """A missing program is told at once."""
+    process = EngineProcess(command=[str(tmp_path / "none")], environment={}, log_path=tmp_path / "log")
+    with pytest.raises(MachineError):
+        await process.start()
+    assert process.pid is None and not process.alive()
+    await process.stop()
