@@ -40,7 +40,7 @@ def create_app(config: HoneConfig, store: Store, *, registry: CollectorRegistry)
 
     app = FastAPI(
         title="Hone",
-        summary="One gateway that serves a base model, learns from what it serves, and releases only better versions.",
+        summary="One gateway that serves a base model, learns from what it serves and releases only what is better.",
         version="1",
         lifespan=lifespan,
         redirect_slashes=False,

@@ -14,13 +14,13 @@ Gradients are averaged over ranks: a loss that is a sum over global tokens must 
 
 import contextlib
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import deepspeed
 import deepspeed.ops
-import torch
 from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
@@ -91,7 +91,7 @@ class DeepSpeedEngine:
         self._engine.step()
         norm = self._norm if self._own_clipping else self._engine.get_global_grad_norm()
         value = float(norm) if norm is not None else float("nan")
-        if not torch.isfinite(torch.tensor(value)):
+        if not math.isfinite(value):
             raise LearnerError(f"the gradient norm is {value}: training stopped before it harmed the policy")
         return value
 
@@ -127,7 +127,7 @@ class DeepSpeedEngine:
         parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
         limit = self._clipping if self._clipping > 0 else float("inf")
         self._norm = float(nn.utils.clip_grad_norm_(parameters, limit, error_if_nonfinite=False))
-        if not torch.isfinite(torch.tensor(self._norm)):
+        if not math.isfinite(self._norm):
             raise LearnerError(f"the gradient norm is {self._norm}: training stopped before it harmed the policy")
 
     def _deepspeed_config(self, config: LearnerSection, world: World) -> dict[str, Any]:

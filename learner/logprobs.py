@@ -75,9 +75,7 @@ def _apply(
     if chunk_tokens < 1 or temperature <= 0:
         raise ValueError(f"chunk_tokens {chunk_tokens} and temperature {temperature} must be positive")
     flat = hidden.reshape(-1, hidden.shape[-1])
-    outputs = _ChunkedLogprobs.apply(
-        flat, head_weight, targets.reshape(-1), chunk_tokens, temperature, entropy
-    )  # type: ignore[no-untyped-call]
+    outputs = _ChunkedLogprobs.apply(flat, head_weight, targets.reshape(-1), chunk_tokens, temperature, entropy)  # type: ignore[no-untyped-call]
     logprobs, entropies = cast(tuple[Tensor, Tensor], outputs)
     return logprobs.view(targets.shape), entropies.view(targets.shape) if entropy else entropies
 

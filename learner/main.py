@@ -22,7 +22,7 @@ from core.errors import ConfigurationError, HoneError, InvalidRequest, LearnerEr
 from core.ids import new_id
 from core.job import Job
 from core.run import RunStatus, TrainingRun
-from learner.distributed import World, is_launched, join_world
+from learner.distributed import World, is_launched, join_world, leave_world
 from learner.metrics import LearnerMetrics
 from learner.session import TrainingSession
 from learner.train import run_grpo, run_sft
@@ -66,7 +66,7 @@ class Learner:
         if self._world is not None:
             world = self._world
             with suppress(LearnerError):
-                await asyncio.get_running_loop().run_in_executor(self._executor, dismiss_ranks, world)
+                await asyncio.get_running_loop().run_in_executor(self._executor, _part, world)
         await asyncio.to_thread(self._end_ranks)
         await asyncio.to_thread(self._executor.shutdown)
 
@@ -218,6 +218,13 @@ class Learner:
 def rank_main(rank: int = 0, size: int = 1, rendezvous: str | None = None) -> None:
     """The whole life of a training process above rank 0; a launcher's variables stand in for the arguments."""
     follow_rank(join_world(rank=rank, size=size, rendezvous=rendezvous))
+    leave_world()
+
+
+def _part(world: World) -> None:
+    dismiss_ranks(world)
+    if world.size > 1:
+        leave_world()
 
 
 def apply_overrides(config: LearnerSection, overrides: dict[str, Any]) -> LearnerSection:

@@ -36,5 +36,5 @@ class LearnerMetrics:
             self._values.labels(*labels, name).set(value)
 
     def ended(self, run: TrainingRun, outcome: str) -> None:
-        """Count a run that ended: ``finished``, ``failed``, ``handed_back``."""
+        """Count a run that ended: ``finished`` or ``failed``."""
         self._runs.labels(run.policy, run.algorithm, outcome).inc()

@@ -34,9 +34,16 @@ async def publish(
 ) -> tuple[PolicyVersion, TrainingRun]:
     """Mint the next version with its Checkpoint, Release candidate and lineage; wake the fleet.
 
-    ``record_step`` gives the run as it stands with the new version's number.
+    ``record_step`` gives the run as it stands with the new version's number. Raises LearnerError, and writes
+    nothing, when another learner has gone on with the run.
     """
     async with store.transaction() as work:
+        stored = await work.runs.get(run.id)
+        if len(stored.steps) != len(run.steps):
+            raise LearnerError(
+                f"another learner has gone on with run {run.id} "
+                f"(step {len(stored.steps)}, where this one is at {len(run.steps)})"
+            )
         version = await work.versions.mint(
             run.policy,
             kind="lora",

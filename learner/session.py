@@ -110,9 +110,9 @@ class TrainingSession:
             seed=self.run.seed,
         )
         await self.in_thread(lambda: self._check_base(Path(self.base.path), self.base.fingerprint))
-        self._trainer = await self.in_thread(lambda: open_trainer(spec, world=self._world))
+        await self.in_thread(lambda: self._open_trainer(spec))
         if state is not None:
-            await self.in_thread(partial(self._states.restore, self._trainer, state))
+            await self.in_thread(partial(self._states.restore, self.trainer, state))
             log.info("run_resumed", run=self.run.id, step=self.step, version=self.version)
 
     async def in_thread(self, work: Callable[[], T]) -> T:
@@ -188,9 +188,15 @@ class TrainingSession:
         return self.run
 
     async def close(self) -> None:
-        """Free the model."""
+        """Free the model, also one that was still loading when the run was cancelled."""
+        await self.in_thread(self._close_trainer)
+
+    def _open_trainer(self, spec: TrainerSpec) -> None:
+        self._trainer = open_trainer(spec, world=self._world)
+
+    def _close_trainer(self) -> None:
         if self._trainer is not None:
-            await self.in_thread(self._trainer.close)
+            self._trainer.close()
             self._trainer = None
 
     def _go_back_to(self, state: ResumeState | None) -> None:

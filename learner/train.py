@@ -61,6 +61,7 @@ async def run_sft(session: TrainingSession) -> TrainingRun:
         step = _step(session, update, None)
         if step.step == session.run.planned_steps:
             await session.publish(draft, step=step)
+            await session.note(swap_seconds=await session.wait_until_served())
         else:
             saved = step.step % _SFT_STEPS_PER_STATE == 0
             await session.record_step(step, resumable_with=draft if saved else None)

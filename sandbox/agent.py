@@ -7,7 +7,6 @@ its own, and passing it is a failure of infrastructure.
 """
 
 import hashlib
-import time
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -133,11 +132,11 @@ class Agent:
     async def _run_tool(
         self, conversation: Conversation, call: ToolCall, turn_id: str, stack: AsyncExitStack
     ) -> None:
-        started = time.monotonic()
         output = await self._output(call, stack)
         if output.infrastructure:
             raise SandboxError(f"tool '{call.name}' could not run: {output.output[:500]}")
-        conversation.tool_seconds += time.monotonic() - started
+        # The tool's own time: waiting for a box is not the policy's doing either.
+        conversation.tool_seconds += output.seconds
         text = clean_text(output.output)
         conversation.tool_results.append(
             ToolResult(

@@ -22,6 +22,7 @@ from core.noun import Noun
 from core.release import ReleaseStatus, ReleaseStep
 from core.statistics import paired_bootstrap
 from core.task import Split
+from sandbox.held_versions import held
 from sandbox.rollout import EpisodeRunner, RolloutRequest
 from store.store import Store
 from store.unit_of_work import UnitOfWork
@@ -78,7 +79,8 @@ class Evaluator:
         chosen = choose_tasks(ids, request.tasks, request.seed)
         if not chosen:
             raise TaskError(f"Domain '{request.domain}' has no held-out Tasks in the store")
-        pairs = await self._pairs(request, chosen, job)
+        async with held(self._store, request.policy, (request.version, request.baseline_version)):
+            pairs = await self._pairs(request, chosen, job)
         evaluation = compare(request, pairs, identity)
         async with self._store.transaction() as tx:
             await tx.evaluations.add(evaluation)

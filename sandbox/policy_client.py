@@ -134,7 +134,9 @@ def _tool_calls(calls: Sequence[Any] | None) -> list[dict[str, Any]]:
 
 def assistant_message(content: str | None, tool_calls: list[dict[str, Any]]) -> Message:
     """The assistant message as it goes back into the conversation: what the engine's template knows."""
-    message: Message = {"role": "assistant", "content": content or ""}
+    # A lone surrogate, which JSON can carry, could not be sent back.
+    text = (content or "").encode("utf-8", errors="replace").decode()
+    message: Message = {"role": "assistant", "content": text}
     if tool_calls:
         message["tool_calls"] = tool_calls
     return message

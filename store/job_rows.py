@@ -6,7 +6,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Row, Select, Update, and_, case, func, null, or_, select, update
 
-from core.errors import LeaseLost, NotFound
+from core.errors import InvalidTransition, LeaseLost, NotFound
 from core.job import JOB_TRANSITIONS, Job, JobStatus
 from store.connection import Connection
 from store.tables.jobs import JOBS
@@ -84,12 +84,19 @@ class JobRows:
         """Like ``change_leased``, and the job has no owner afterwards."""
         return await self.change_leased(job, status=status, **values, **_NO_LEASE)
 
-    async def move(self, job_id: str, status: JobStatus, **values: Any) -> Job:
-        """Move a job by hand; raises NotFound and InvalidTransition."""
-        stored = await self._one(_select_jobs().where(JOBS.c.id == job_id).with_for_update(), job_id)
-        JOB_TRANSITIONS.check(stored.status, status)
-        statement = update(JOBS).where(JOBS.c.id == job_id).values(status=status, **values, **_NO_LEASE)
-        return (await self._changed(statement))[0]
+    async def cancel(self, job_id: str) -> Job:
+        """Queued or leased → cancelled; raises NotFound and InvalidTransition."""
+        stored = await self._locked(job_id)
+        JOB_TRANSITIONS.check(stored.status, JobStatus.CANCELLED)
+        return await self._move(job_id, status=JobStatus.CANCELLED)
+
+    async def requeue(self, job_id: str) -> Job:
+        """Dead → queued with all attempts; raises NotFound and InvalidTransition."""
+        stored = await self._locked(job_id)
+        # The table also lets a leased job go back; but that is for its owner, and for time, to do.
+        if stored.status is not JobStatus.DEAD:
+            raise InvalidTransition(f"job {job_id} is {stored.status}; only a dead job is requeued")
+        return await self._move(job_id, status=JobStatus.QUEUED, attempts=0, run_after=0.0)
 
     async def get(self, job_id: str) -> Job:
         """One job; raises NotFound."""
@@ -122,6 +129,13 @@ class JobRows:
 
     def _expired(self) -> ColumnElement[bool]:
         return and_(JOBS.c.status == JobStatus.LEASED, JOBS.c.lease_until <= self._now)
+
+    async def _locked(self, job_id: str) -> Job:
+        return await self._one(_select_jobs().where(JOBS.c.id == job_id).with_for_update(), job_id)
+
+    async def _move(self, job_id: str, **values: Any) -> Job:
+        statement = update(JOBS).where(JOBS.c.id == job_id).values(**values, **_NO_LEASE)
+        return (await self._changed(statement))[0]
 
     async def _changed(self, statement: Update) -> list[Job]:
         rows = await self._connection.change_returning(statement.returning(*JOBS.c))

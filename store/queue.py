@@ -117,14 +117,14 @@ class JobQueue:
     async def cancel(self, job_id: str) -> Job:
         """Withdraw a queued or leased job; an owner loses its lease. Raises NotFound, InvalidTransition."""
         async with self._database.transaction() as connection:
-            cancelled = await self._rows(connection).move(job_id, JobStatus.CANCELLED)
+            cancelled = await self._rows(connection).cancel(job_id)
         await self._announce(cancelled)
         return cancelled
 
     async def requeue(self, job_id: str) -> Job:
         """Give a dead job all its attempts again; raises NotFound, InvalidTransition."""
         async with self._database.transaction() as connection:
-            requeued = await self._rows(connection).move(job_id, JobStatus.QUEUED, attempts=0, run_after=0.0)
+            requeued = await self._rows(connection).requeue(job_id)
         await self._announce(requeued)
         return requeued
 

@@ -63,7 +63,7 @@ class EngineSection(Section):
     """Weights and activations; float32 is the faster one on CPUs without AVX-512."""
     max_model_len: int = Field(default=2048, ge=128)
     """Longest prompt + answer in tokens."""
-    max_num_seqs: int = Field(default=32, ge=1)
+    max_num_seqs: int = Field(default=64, ge=1)
     """Sequences that are decoded together."""
     kv_cache_gib: int = Field(default=1, ge=1)
     """KV cache on CPU builds."""
@@ -144,7 +144,7 @@ class WorkerSection(Section):
     """Where the policy is called; empty: the gateway of this configuration."""
     api_key: SecretStr = SecretStr("")
     """Key for the gateway; empty: the local key that ``hone up`` minted under ``data_dir``."""
-    concurrency: int = Field(default=32, ge=1)
+    concurrency: int = Field(default=64, ge=1)
     """Episodes that one worker runs at once."""
     lease_seconds: float = Field(default=30.0, gt=0)
     """A killed worker's jobs are taken over after this time."""

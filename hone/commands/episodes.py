@@ -23,7 +23,7 @@ def list_(
 ) -> None:
     """List Episodes, newest first."""
     with local_admin(load_settings()) as admin:
-        episodes = admin.get("/episodes", policy=policy, domain=domain, status=status, limit=limit)["data"]
+        episodes = admin.get("/episodes", policy=policy, domain=domain, status=status, limit=limit)
     rows = table("episode", "policy", "domain", "purpose", "status", "reward")
     for episode in episodes:
         version = episode.get("version")

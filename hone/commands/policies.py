@@ -3,6 +3,7 @@
 from typing import Annotated
 
 import typer
+from rich.markup import escape
 
 from hone.admin_client import local_admin
 from hone.output import clear_errors, console, table
@@ -18,7 +19,7 @@ Name = Annotated[str, typer.Argument(help="Name of the Policy.")]
 def list_() -> None:
     """List Policies with what answers under their names."""
     with local_admin(load_settings()) as admin:
-        policies = admin.get("/policies")["data"]
+        policies = admin.get("/policies")
     rows = table("policy", "base", "promoted", "previous", "release policy")
     for policy in policies:
         previous = policy["previous_version"]
@@ -37,20 +38,21 @@ def list_() -> None:
 def show(name: Name) -> None:
     """Show a Policy's versions, where each stands, and what its evaluations said."""
     with local_admin(load_settings()) as admin:
-        policy = admin.get(f"/policies/{name}")
-        versions = admin.get(f"/policies/{name}/versions")["data"]
+        view = admin.get(f"/policies/{name}")
+    policy = view["policy"]
+    releases = {release["version"]: release["status"] for release in view["releases"]}
     console().print(f"[bold]{policy['name']}[/] on {policy['base']}, promoted @{policy['promoted_version']}")
-    rows = table("version", "origin", "parent", "serving", "release", "swap s")
-    for version in versions:
-        parent = version.get("parent_version")
-        swap = version.get("swap_seconds")
+    rows = table("version", "origin", "parent", "serving", "release", "swap s", "refused because")
+    for version in view["versions"]:
+        parent, swap = version["parent_version"], version["swap_seconds"]
         rows.add_row(
             f"@{version['version']}",
             version["origin"],
             "-" if parent is None else f"@{parent}",
             version["serving"],
-            version.get("release_status") or "-",
+            releases.get(version["version"], "-"),
             "-" if swap is None else f"{swap:.2f}",
+            escape(version["serving_reason"] or ""),
         )
     console().print(rows)
 
@@ -87,5 +89,5 @@ def promote(
 def rollback(name: Name, reason: Annotated[str | None, typer.Option(help="Why.")] = None) -> None:
     """Go back to the version that was promoted before."""
     with local_admin(load_settings()) as admin:
-        policy = admin.post(f"/policies/{name}/rollback", {"reason": reason})
+        policy = admin.post(f"/policies/{name}/rollback", {"reason": reason})["policy"]
     console().print(f"{name} answers as @{policy['promoted_version']} again")

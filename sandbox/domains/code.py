@@ -37,20 +37,14 @@ def _integer(randomness: random.Random, number: int) -> int:
 
 def _integers(randomness: random.Random, number: int) -> list[int]:
     around = (number, number - 1, number + 1)
-    return [
-        randomness.choice((*around, randomness.randint(-300, 300))) for _ in range(randomness.randint(0, 6))
-    ]
+    return [randomness.choice((*around, randomness.randint(-300, 300))) for _ in range(randomness.randint(0, 6))]
 
 
 TEMPLATES: tuple[Template, ...] = (
     Template("add", "returns x plus {n}", "x + {n}", lambda x, n: x + n, _integer),
     Template("multiply", "returns x times {n}", "x * {n}", lambda x, n: x * n, _integer),
-    Template(
-        "remainder", "returns the remainder of x divided by {n}", "x % {n}", lambda x, n: x % n, _integer
-    ),
-    Template(
-        "above", "returns True if x is greater than {n}, else False", "x > {n}", lambda x, n: x > n, _integer
-    ),
+    Template("remainder", "returns the remainder of x divided by {n}", "x % {n}", lambda x, n: x % n, _integer),
+    Template("above", "returns True if x is greater than {n}, else False", "x > {n}", lambda x, n: x > n, _integer),
     Template(
         "distance",
         "returns the absolute difference of x and {n}",

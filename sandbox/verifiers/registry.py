@@ -52,6 +52,4 @@ def _entry(spec: VerifierSpec) -> _Entry:
     try:
         return _ENTRIES[spec.name]
     except KeyError:
-        raise TaskError(
-            f"there is no verifier '{spec.name}'", hint=f"known: {', '.join(verifier_names())}"
-        ) from None
+        raise TaskError(f"there is no verifier '{spec.name}'", hint=f"known: {', '.join(verifier_names())}") from None

@@ -2,12 +2,12 @@
 
 vLLM's torch fallback for LoRA (``vllm.lora.ops.torch_ops``) gathers a copy of the adapter's matrices for every
 token, which costs about two thirds of the decode speed of a small model on a CPU, and indexes rows that have
-no adapter with -1, which is the last adapter slot: a Base request that shares a batch with an adapter request
-would be answered by an adapter. The functions here do the same work with one matrix product per adapter in the
+no adapter with -1, which is the last adapter slot: a Base request that shares a batch with an adapter request would
+be answered by an adapter. The functions here do the same work with one matrix product per adapter in the
 batch, and leave rows without an adapter alone. Signatures are those of the functions that they replace.
 
-vLLM finds ``register`` as an entry point of the group ``vllm.general_plugins``, since the launcher puts this folder on
-the engine's PYTHONPATH. Nothing else of Hone is imported here, and nothing of Hone imports this.
+vLLM finds ``register`` as an entry point of the group ``vllm.general_plugins``, since the launcher puts this
+folder on the engine's PYTHONPATH. Nothing else of Hone is imported here, and nothing of Hone imports this.
 """
 
 from collections.abc import Iterator
@@ -16,13 +16,12 @@ import torch
 
 _NO_ADAPTER = -1
 
-
 Rows = slice | torch.Tensor
 
 
 def register() -> None:
     """Replace the LoRA functions of vLLM's CPU wrapper; vLLM calls this in every engine process."""
-    import vllm.lora.punica_wrapper.punica_cpu as wrapper  # the plugin's host; absent anywhere else
+    import vllm.lora.punica_wrapper.punica_cpu as wrapper  # noqa: PLC0415 - absent outside the engine
 
     wrapper.bgmv_shrink = shrink
     wrapper.bgmv_expand = expand

@@ -6,7 +6,8 @@ from source_tree import PACKAGES, functions, relative, source_files, tree_of
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 80
-ENVIRONMENT_READERS = {"core/config/load.py"}
+# The agent runs inside a box, alone with the standard library, and clears its environment.
+ENVIRONMENT_READERS = {"core/config/load.py", "sandbox/runtimes/inside/agent.py"}
 # Heavy optional libraries may be imported inside the one adapter that owns them.
 LAZY_IMPORTS_ALLOWED = {
     "deepspeed",
@@ -17,6 +18,8 @@ LAZY_IMPORTS_ALLOWED = {
     "redis",
     "asyncpg",
     "gguf",
+    "huggingface_hub",
+    "vllm",
 }
 
 

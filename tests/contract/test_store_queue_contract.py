@@ -194,6 +194,8 @@ async def test_cancel_withdraws_queued_and_leased_jobs(queue: JobQueue) -> None:
     await queue.cancel(queued.id)
     job = await claim_one(queue)
     assert job.id == leased.id
+    with pytest.raises(InvalidTransition, match="only a dead job"):
+        await queue.requeue(job.id)
     await queue.cancel(job.id)
     with pytest.raises(LeaseLost):
         await queue.complete(job, {})

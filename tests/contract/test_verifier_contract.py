@@ -54,7 +54,7 @@ def attempt(name, case, text, output=""):
         split="train",
         messages=({"role": "user", "content": "?"},),
         verifiers=(VerifierSpec(name=name, options=case.options, weight=2.0),),
-        limits=Limits(tool_seconds=5.0),
+        limits=Limits(tool_seconds=15.0),
     )
     results = (
         (ToolResult(turn_id="t", tool="python", arguments={}, output=output, outcome="ok", seconds=0.0),)

@@ -2,10 +2,12 @@
 
 import asyncio
 import json
+from itertools import islice
 
 import aiohttp
 import openai
 import pytest
+from aiohttp import web
 
 from core.variant import DeploymentStatus
 from serving.engines import fake_shapes
@@ -171,26 +173,24 @@ async def test_many_streams_at_once_are_all_recorded(harness: Harness):
 
 async def test_an_error_inside_a_stream_is_openais_error_event(harness: Harness, monkeypatch):
     """An engine that reports its failure inside the stream gets the same end as one that dies."""
-    whole = fake_shapes.stream
 
-    def failing(call, generations):
-        for number, chunk in enumerate(whole(call, generations)):
-            if number == 3:
-                yield {"error": {"message": "out of memory", "type": "X", "param": None, "code": 500}, "choices": []}
-                return
-            yield chunk
+    async def failing(request, call, generations):
+        response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+        await response.prepare(request)
+        chunks = [
+            *islice(fake_shapes.stream(call, generations), 3),
+            fake_shapes.error_body("no memory", type_="X", code=500),
+        ]
+        for chunk in chunks:
+            await response.write(f"data: {json.dumps(chunk)}\n\n".encode())
+        await response.write(b"data: [DONE]\n\n")
+        return response
 
-    monkeypatch.setattr(fake_shapes, "stream", failing)
-    monkeypatch.setattr("serving.engines.fake.json.dumps", lambda body, **_: _without_choices(body))
+    monkeypatch.setattr(harness.engine, "_stream", failing)
     response = await harness.post("/v1/chat/completions", CHAT | {"stream": True})
     last = (await response.text()).strip().split("\n\n")[-1]
     error = json.loads(last.removeprefix("data: "))["error"]
     assert error["code"] == "engine_error"
-    assert "out of memory" in error["message"]
+    assert "no memory" in error["message"]
     (turn,) = await harness.turns(hone_headers(response)["episode-id"])
-    assert turn.finish_reason == "engine_failed"
-
-
-def _without_choices(body):
-    encoded = json.JSONEncoder().encode
-    return encoded({"error": body["error"]} if "error" in body else body)
+    assert (turn.finish_reason, len(turn.output_ids)) == ("engine_failed", 2)

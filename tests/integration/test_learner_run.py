@@ -24,8 +24,9 @@ from core.run import RunStatus
 from core.task import Domain, VerifierSpec, make_task
 from core.turn import Timing, Turn
 from core.variant import Variant
+from learner.checkpoints import WrittenCheckpoint
 from learner.main import Learner, apply_overrides
-from learner.publish import wait_until_served
+from learner.publish import publish, wait_until_served
 from serving.weights.folder import base_fingerprint, folder_checksum
 from store.events import VERSIONS
 from store.migrate import upgrade
@@ -335,6 +336,28 @@ async def test_stopped_learner_is_resumed_by_another_to_the_same_numbers(store, 
     # The same seed samples the same Episodes from the same weights, so the runs are equal to the last digit.
     assert [step.loss for step in resumed.steps] == [step.loss for step in whole.steps]
     assert [step.gradient_norm for step in resumed.steps] == [step.gradient_norm for step in whole.steps]
+
+
+async def test_learner_that_was_overtaken_publishes_nothing(store, config, base) -> None:
+    """When another learner has recorded more steps of the run, publishing fails and mints no version."""
+    done = await run_job(store, config, payload("sft", steps=1))
+    assert done.status is JobStatus.DONE, done.error
+    async with store.reading() as work:
+        run = await work.runs.get("run_1")
+        checkpoint = await work.checkpoints.for_version(POLICY, 1)
+    written = WrittenCheckpoint(
+        id="ckpt_late",
+        path=Path(checkpoint.path),
+        checksum=checkpoint.checksum,
+        lora_rank=4,
+        provenance=checkpoint.provenance,
+        probe=checkpoint.probe,
+    )
+    behind = run.model_copy(update={"steps": ()})
+    with pytest.raises(LearnerError, match="another learner"):
+        await publish(store, written, run=behind, base=base, parent_version=0, record_step=lambda version: behind)
+    async with store.reading() as work:
+        assert [version.version for version in await work.versions.list(POLICY)] == [1]
 
 
 async def test_no_worker_is_said_after_the_time_out(store, config) -> None:

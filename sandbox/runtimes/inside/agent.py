@@ -416,9 +416,9 @@ def main() -> None:
     libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     agent = Agent(control, json.loads(sys.argv[1]))
     try:
-        agent.serve()
-    except (Gone, ConnectionError):
-        pass
+        # When the worker goes away there is nobody left to answer: the box ends.
+        with contextlib.suppress(Gone, ConnectionError):
+            agent.serve()
     finally:
         agent.kill_everything()
 

@@ -8,6 +8,7 @@ listens on 127.0.0.1), ``abstract`` and ``socket_path`` (unix sockets where it l
 
 # ruff: noqa: PTH108, PTH110, PTH118, PTH123, PTH208, S108, T201
 
+import contextlib
 import ctypes
 import errno
 import json
@@ -101,13 +102,13 @@ def interfaces() -> str:
 
 def processes() -> str:
     """No process of the host can be signalled, nor, with namespaces, seen."""
+    reached = True
     try:
         os.kill(given["host_pid"], 0)
     except (ProcessLookupError, PermissionError):
-        pass
-    else:
-        if given["foreign_uid"] or given["namespaces"]:
-            return "a host process can be signalled"
+        reached = False
+    if reached and (given["foreign_uid"] or given["namespaces"]):
+        return "a host process can be signalled"
     seen = [name for name in os.listdir("/proc") if name.isdigit()]
     return f"{len(seen)} processes are seen" if given["namespaces"] and len(seen) > 3 else ""
 
@@ -149,14 +150,12 @@ def disk() -> str:
     for folder in ("/work", "/tmp", "/dev/shm") if given["disk_mib"] else ():
         path = f"{folder}/.fill-{os.getpid()}"
         parts, block = 2, bytes(1 << 20)
-        try:
+        with contextlib.suppress(OSError):  # what is hoped for: the folder is full
             for part in range(parts):
                 with open(f"{path}-{part}", "wb", buffering=0) as file:
                     for _ in range(given["disk_mib"] * 3 // 4 + 1):
                         file.write(block)
             got.append(folder)
-        except OSError:
-            pass
         for part in range(parts):
             if os.path.exists(f"{path}-{part}"):
                 os.unlink(f"{path}-{part}")

@@ -9,9 +9,7 @@ from torch import Tensor
 from learner.logprobs import sequence_logprobs, token_logprobs, token_logprobs_and_entropy
 
 
-def inputs(
-    tokens: int, *, dtype: torch.dtype = torch.float64, seed: int = 0
-) -> tuple[Tensor, Tensor, Tensor]:
+def inputs(tokens: int, *, dtype: torch.dtype = torch.float64, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(seed)
     hidden = torch.randn(tokens, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
     weight = torch.randn(11, 6, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
@@ -40,9 +38,7 @@ def test_value_and_gradient_equal_the_plain_computation(tokens, chunk, seed, hea
 def test_gradcheck() -> None:
     """Numeric differentiation agrees with the backward pass."""
     hidden, weight, targets = inputs(5)
-    assert torch.autograd.gradcheck(
-        lambda h, w: token_logprobs(h, w, targets, chunk_tokens=2), (hidden, weight)
-    )
+    assert torch.autograd.gradcheck(lambda h, w: token_logprobs(h, w, targets, chunk_tokens=2), (hidden, weight))
 
 
 def test_a_frozen_head_gets_no_gradient() -> None:
@@ -77,9 +73,7 @@ def test_extreme_logits_stay_finite() -> None:
 def test_entropy_equals_the_plain_computation() -> None:
     """The entropy is that of the softmax and carries no gradient."""
     hidden, weight, targets = inputs(6)
-    logprobs, entropy = token_logprobs_and_entropy(
-        hidden.view(2, 3, 6), weight, targets.view(2, 3), chunk_tokens=4
-    )
+    logprobs, entropy = token_logprobs_and_entropy(hidden.view(2, 3, 6), weight, targets.view(2, 3), chunk_tokens=4)
     distribution = torch.distributions.Categorical(logits=hidden @ weight.t())
     assert torch.allclose(entropy, distribution.entropy().view(2, 3), atol=1e-10)
     assert not entropy.requires_grad

@@ -15,9 +15,7 @@ def rows(values: list[list[float]]) -> Tensor:
 
 
 MASK = rows([[1, 1, 0, 1, 1], [1, 1, 1, 0, 0], [1, 1, 1, 1, 0], [1, 1, 0, 0, 0]])
-NEW = rows(
-    [[-0.5, -1.2, -0.1, -0.3, -2], [-0.8, -0.4, -1.5, 0, 0], [-0.2, -0.9, -0.6, -1.1, 0], [-1, -0.7, 0, 0, 0]]
-)
+NEW = rows([[-0.5, -1.2, -0.1, -0.3, -2], [-0.8, -0.4, -1.5, 0, 0], [-0.2, -0.9, -0.6, -1.1, 0], [-1, -0.7, 0, 0, 0]])
 OLD = rows(
     [
         [-0.6, -1, -0.1, -0.7, -2.1],
@@ -210,9 +208,7 @@ def test_what_is_masked_out_never_matters(value) -> None:
     assert total.item() == pytest.approx(-0.260653, abs=2e-6)
     assert torch.isfinite(new.grad).all()
     assert not new.grad[out].any()
-    assert loss.loss_statistics(new, old, roll, gain, MASK, **HIGHER).values() == pytest.approx(
-        statistics().values()
-    )
+    assert loss.loss_statistics(new, old, roll, gain, MASK, **HIGHER).values() == pytest.approx(statistics().values())
 
 
 @st.composite
@@ -232,9 +228,7 @@ def every_loss(batch: tuple[Tensor, ...], totals: tuple[Tensor, Tensor, float]) 
     sequence_tokens, tokens, sequences = totals
     new = new.clone().requires_grad_()
     kinds = [
-        loss.clip_loss(
-            new, old, gain, mask, **HIGHER, token_weights=loss.mismatch_weights(old, behaviour, cap=2.0)
-        ),
+        loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=loss.mismatch_weights(old, behaviour, cap=2.0)),
         loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=loss.icepop_weights(old, behaviour)),
         loss.sft_loss(new, mask),
         loss.kl_k2(new, behaviour, mask),
@@ -246,9 +240,7 @@ def every_loss(batch: tuple[Tensor, ...], totals: tuple[Tensor, Tensor, float]) 
             for kind in kinds
             for value in (
                 loss.token_mean(kind, mask, float(tokens)),
-                loss.seq_mean_token_mean(
-                    kind, mask, sequence_tokens=sequence_tokens, global_sequences=sequences
-                ),
+                loss.seq_mean_token_mean(kind, mask, sequence_tokens=sequence_tokens, global_sequences=sequences),
                 loss.seq_mean_token_sum_norm(kind, mask, constant_tokens=7, global_sequences=sequences),
             )
         ]

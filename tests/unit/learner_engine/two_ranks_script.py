@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from learner.distributed import World, join_world
+from learner.distributed import World, join_world, leave_world
 from learner.trainer import Trainer, dismiss_ranks, follow_rank
 
 
@@ -15,11 +15,13 @@ def main(rank: int, size: int, folder: Path) -> None:
     world = join_world(rank=rank, size=size, rendezvous=f"file://{folder / 'rendezvous'}")
     if not world.leads:
         follow_rank(world, optimizer=sgd)
+        leave_world()
         return
     results = []
     for index, (spec, samples, algorithm) in enumerate(torch.load(folder / "input.pt", weights_only=False)):
         results.append(one_case(world, folder / str(index), spec, samples, algorithm))
     dismiss_ranks(world)
+    leave_world()
     torch.save(results, folder / "output.pt")
 
 

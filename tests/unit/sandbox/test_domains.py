@@ -8,15 +8,17 @@ from hypothesis import strategies as st
 
 from core.episode import ToolResult
 from core.errors import TaskError
+from core.task import Limits
 from core.verdict import combine_verdicts
 from sandbox.domains.base import pool, split_of
 from sandbox.domains.code import CodeDomain
-from sandbox.domains.python_tool import NUMBERS, PythonToolDomain, Template, call_text
+from sandbox.domains.python_tool import NUMBERS, TEMPLATES, PythonToolDomain, Template, call_text
 from sandbox.domains.reasoning_gym import ReasoningGymDomain, check_dataset, evaluates_answers
 from sandbox.domains.registry import domain_source, domain_sources
 from sandbox.domains.words import WORDS
 from sandbox.judge import judge_attempt, make_verifiers
 from sandbox.parsing import parse_answer
+from sandbox.runtimes.base import BoxSpec
 from sandbox.tools.registry import make_tools
 from sandbox.verifiers.base import Attempt
 from tests.sandbox_fakes import DirectRuntime
@@ -52,7 +54,7 @@ async def _reward(task, text):
         tool = make_tools(task.tools).get(call.name)
         if tool is None or call.error:
             continue
-        async with runtime.box() as box:
+        async with runtime.box(BoxSpec(wall_seconds=60)) as box:
             output = await tool.run(call.arguments, box)
         results.append(
             ToolResult(
@@ -91,10 +93,19 @@ async def test_python_tool_rewards_each_step_on_the_way():
 
 async def test_every_python_tool_template_is_answered_by_its_own_code():
     """For each template, running the demonstration gives the expected output."""
-    tasks = PythonToolDomain().generate("warmup", 13, 3)
-    assert len({task.metadata["template"] for task in tasks}) == 13
+    tasks = PythonToolDomain().generate("train", len(TEMPLATES), 3)
+    assert {task.metadata["template"] for task in tasks} == {template.name for template in TEMPLATES}
     for task in tasks:
         assert await _reward(task, task.demonstration) == (pytest.approx(1.0), True)
+
+
+async def test_warm_up_demonstrations_are_of_mixed_quality():
+    """Every warm-up demonstration is a call that runs; those that forget to print are no success."""
+    tasks = PythonToolDomain().generate("warmup", 2 * len(TEMPLATES), 3)
+    rewards = [await _reward(task, task.demonstration) for task in tasks]
+    printing = [task.demonstration.count("print(") for task in tasks]
+    assert 0 < sum(printing) < len(tasks)
+    assert rewards == [(pytest.approx(1.0), True) if prints else (pytest.approx(0.5), False) for prints in printing]
 
 
 def test_templates_and_prompt_can_be_replaced():
@@ -107,7 +118,8 @@ def test_templates_and_prompt_can_be_replaced():
 
 async def test_every_code_template_passes_its_own_tests():
     """For each template, the demonstration passes the unit tests made by the reference."""
-    for task in CodeDomain().generate("train", 8, 1):
+    for generated in CodeDomain().generate("train", 8, 1):
+        task = generated.model_copy(update={"limits": Limits(tool_seconds=15.0)})
         attempt = Attempt(
             episode_id="ep",
             task=task,

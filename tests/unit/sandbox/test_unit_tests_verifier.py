@@ -13,14 +13,14 @@ from tests.sandbox_fakes import DirectRuntime
 TESTS = [{"args": [n], "expected": n * n} for n in (2, 3, 5)]
 
 
-async def judge(code, *, tests=TESTS, runtime=None, **options):
+async def judge(code, *, tests=TESTS, runtime=None, seconds=15.0, **options):
     """The Verdict on ``code`` as the answer."""
     task = make_task(
         domain="d",
         split="train",
         messages=({"role": "user", "content": "square"},),
         verifiers=(VerifierSpec(name="unit_tests", options={"function": "f", "tests": tests, **options}),),
-        limits=Limits(tool_seconds=1.0),
+        limits=Limits(tool_seconds=seconds),
         files={"notes.txt": "hello"},
     )
     attempt = Attempt(episode_id="ep_1", task=task, messages=(), responses=({"role": "assistant", "content": code},))
@@ -53,7 +53,7 @@ async def test_partly_right_code_earns_its_share():
 @pytest.mark.parametrize("code", CHEATS.values(), ids=CHEATS.keys())
 async def test_cheating_is_not_a_success(code):
     """No trick short of the right values earns anything, and none is taken for broken infrastructure."""
-    verdict = await judge(code, tests=TESTS[:1])
+    verdict = await judge(code, tests=TESTS[:1], seconds=1.0)
     assert not verdict.success and verdict.score == 0.0
     assert verdict.status is not VerdictStatus.INVALID
 
