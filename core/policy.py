@@ -78,9 +78,14 @@ class PolicyVersion(Noun):
     """Why the version was refused, in plain words."""
     swap_seconds: float | None = None
     """From the decision to load until the probe had passed, on the slowest replica, when it went live."""
-    pinned: bool = False
-    """An evaluation or an operator needs it loaded whatever is promoted."""
+    pins: tuple[str, ...] = ()
+    """Who needs it loaded whatever is promoted: ids of evaluation jobs, or an operator's name."""
     created_at: float = Field(default_factory=now)
+
+    @property
+    def pinned(self) -> bool:
+        """Whether anybody needs it loaded."""
+        return bool(self.pins)
 
     @property
     def label(self) -> str:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 import httpx
 
-from core.config.load import environment_for_child
 from core.config.schema import HoneConfig
 from core.errors import EngineUnavailable, MachineError
 from core.variant import Deployment, DeploymentStatus
@@ -14,6 +13,7 @@ from hone.bootstrap import migrate, register_base, seed
 from hone.doctor import examine
 from hone.opened_store import opened_store
 from hone.output import console
+from hone.settings import child_environment
 from hone.supervisor import Supervisor
 from store.events import DEPLOYMENTS
 from store.store import Store
@@ -41,7 +41,7 @@ async def prepare(config: HoneConfig, progress: Progress) -> None:
 
 def make_supervisor(config: HoneConfig) -> Supervisor:
     """A Supervisor whose children resolve exactly this configuration."""
-    return Supervisor(environment=environment_for_child(config), log_folder=config.data_dir.expanduser() / "logs")
+    return Supervisor(environment=child_environment(config), log_folder=config.data_dir.expanduser() / "logs")
 
 
 async def up(config: HoneConfig) -> None:

@@ -79,7 +79,8 @@ class Evaluator:
         chosen = choose_tasks(ids, request.tasks, request.seed)
         if not chosen:
             raise TaskError(f"Domain '{request.domain}' has no held-out Tasks in the store")
-        async with held(self._store, request.policy, (request.version, request.baseline_version)):
+        sides = (request.version, request.baseline_version)
+        async with held(self._store, request.policy, sides, holder=job.id):
             pairs = await self._pairs(request, chosen, job)
         evaluation = compare(request, pairs, identity)
         async with self._store.transaction() as tx:

@@ -13,37 +13,32 @@ _LOAD_SECONDS = 120.0
 
 
 @asynccontextmanager
-async def held(store: Store, policy: str, versions: Sequence[int]) -> AsyncIterator[None]:
-    """Pin the versions, wait until they are live, and unpin at the end those that were not pinned before.
+async def held(store: Store, policy: str, versions: Sequence[int], *, holder: str) -> AsyncIterator[None]:
+    """Pin the versions for ``holder``, wait until they are live, and take the pins back at the end.
 
-    Raises VersionNotServed when one was refused, or does not become live within two minutes.
+    A holder that is killed and comes back under the same name finds its own pins. Raises VersionNotServed when
+    a version was refused, or does not become live within two minutes.
     """
-    fresh = [version for version in versions if await _pin(store, policy, version)]
+    trained = [version for version in versions if version > 0]  # version 0 is the Base, and always there
+    for version in trained:
+        await _set_pin(store, policy, version, holder, wanted=True)
     await store.events.publish(VERSIONS)
     try:
-        for version in versions:
+        for version in trained:
             await _live(store, policy, version)
         yield
     finally:
-        for version in fresh:
-            await _unpin(store, policy, version)
+        for version in trained:
+            await _set_pin(store, policy, version, holder, wanted=False)
         await store.events.publish(VERSIONS)
 
 
-async def _pin(store: Store, policy: str, version: int) -> bool:
-    """Whether the version had to be pinned."""
+async def _set_pin(store: Store, policy: str, version: int, holder: str, *, wanted: bool) -> None:
     async with store.transaction() as tx:
         stored = await tx.versions.get(policy, version)
-        if stored.pinned:
-            return False
-        await tx.versions.update(stored.model_copy(update={"pinned": True}))
-        return True
-
-
-async def _unpin(store: Store, policy: str, version: int) -> None:
-    async with store.transaction() as tx:
-        stored = await tx.versions.get(policy, version)
-        await tx.versions.update(stored.model_copy(update={"pinned": False}))
+        others = tuple(pin for pin in stored.pins if pin != holder)
+        pins = (*others, holder) if wanted else others
+        await tx.versions.update(stored.model_copy(update={"pins": pins}))
 
 
 async def _live(store: Store, policy: str, version: int) -> None:

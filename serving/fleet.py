@@ -28,6 +28,8 @@ from store.store import Store
 log = structlog.get_logger(__name__)
 
 _SPECULATION_SECONDS = 10.0
+_WARM_UP_REQUESTS = (1, 2, 8)
+_WARM_UP_TOKENS = 16
 
 
 def _silent(message: str) -> None:
@@ -163,6 +165,7 @@ class Fleet:
             check_port(self._config.fleet.host, urlsplit(replica.engine.url).port or 0)
             self._progress(f"starting the {replica.deployment.variant} engine at {replica.engine.url}")
             await replica.launch(timeout_seconds=self._config.engine.start_timeout_seconds, progress=self._progress)
+            await self._warm_up(replica)
             await replica.check()
             await self._records.commit([replica])
         except HoneError as error:
@@ -170,6 +173,13 @@ class Fleet:
             replica.attempts += 1
             replica.error = error
             replica.lose(error.message)
+
+    async def _warm_up(self, replica: Replica) -> None:
+        """Score a few prompts of several shapes: what the engine compiles for that, no hot-swap shall wait for."""
+        for requests in _WARM_UP_REQUESTS:
+            lengths = range(_WARM_UP_TOKENS, _WARM_UP_TOKENS + requests)
+            scored = (replica.engine.prompt_logprobs(self._base.name, list(range(10, 10 + n))) for n in lengths)
+            await asyncio.gather(*scored)
 
     async def _read_speculation(self) -> None:
         """Draft acceptance of the fast replicas, every ten seconds."""

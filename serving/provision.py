@@ -82,7 +82,7 @@ class Provisioner:
             process = EngineProcess.of_launch(launch, log_path)
             if process.adopt(known.pid):
                 self._progress(f"taking over the {variant} engine at {known.url}")
-                return Replica(deployment=known, engine=self._make_engine(known.url), process=process)
+                return self._replica(known, process, build)
             await self._end(known)
         launch = self._launch(variant, build, order, port=self._port(order[0]))
         deployment = Deployment(
@@ -95,7 +95,15 @@ class Provisioner:
             max_model_len=self._config.engine.max_model_len,
         )
         process = EngineProcess.of_launch(launch, log_path)
-        return Replica(deployment=deployment, engine=self._make_engine(launch.url), process=process)
+        return self._replica(deployment, process, build)
+
+    def _replica(self, deployment: Deployment, process: EngineProcess, build: Build) -> Replica:
+        return Replica(
+            deployment=deployment,
+            engine=self._make_engine(deployment.url),
+            process=process,
+            shares_processors=build == "cpu",
+        )
 
     def _launch(self, variant: Variant, build: Build, order: tuple[int, int], port: int) -> Launch:
         return Launch(

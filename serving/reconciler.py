@@ -84,9 +84,7 @@ class Reconciler:
         except DEFINITE as error:
             outcomes = [error] * len(missing)
         else:
-            outcomes = await asyncio.gather(
-                *(self._try(replica, version, checkpoint, decided_at) for replica in missing)
-            )
+            outcomes = await self._try_all(missing, version, checkpoint, decided_at)
         loaded: list[tuple[Replica, LoadedVersion]] = []
         failed: list[tuple[Replica, HoneError]] = []
         for replica, life, outcome in zip(missing, lives, outcomes, strict=True):
@@ -102,6 +100,20 @@ class Reconciler:
             replica.keep(record)
             self._metrics.swapped(replica.deployment, record)
             log.info("version_loaded", url=replica.engine.url, version=version.label, seconds=record.swap_seconds)
+
+    async def _try_all(
+        self, missing: Sequence[Replica], version: PolicyVersion, checkpoint: Checkpoint, decided_at: float
+    ) -> list[LoadedVersion | HoneError]:
+        """One outcome per replica, in order: all at once, but engines that share processors in turn."""
+        turn = asyncio.Lock()
+
+        async def attempt(replica: Replica) -> LoadedVersion | HoneError:
+            if not replica.shares_processors:
+                return await self._try(replica, version, checkpoint, decided_at)
+            async with turn:
+                return await self._try(replica, version, checkpoint, decided_at)
+
+        return list(await asyncio.gather(*(attempt(replica) for replica in missing)))
 
     async def _try(
         self, replica: Replica, version: PolicyVersion, checkpoint: Checkpoint, decided_at: float

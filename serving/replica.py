@@ -20,11 +20,20 @@ MISSES_UNTIL_UNHEALTHY = 3
 class Replica:
     """State of one engine replica; the fleet drives it and stores ``deployment``."""
 
-    def __init__(self, *, deployment: Deployment, engine: Engine, process: EngineProcess | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        deployment: Deployment,
+        engine: Engine,
+        process: EngineProcess | None = None,
+        shares_processors: bool = False,
+    ) -> None:
         self.deployment = deployment
         self.engine = engine
         self.process = process
         """None: somebody else runs the engine."""
+        self.shares_processors = shares_processors
+        """A CPU engine beside others on this machine: two at once take longer than one after the other."""
         self.reachable = False
         """The engine answers; versions can be loaded."""
         self.names: frozenset[str] = frozenset()

@@ -18,7 +18,7 @@ from typing import IO, Any
 from aiohttp import web
 
 from core.noun import now
-from core.policy import PolicySpan
+from core.policy import Base, Policy, PolicySpan, ServingStatus
 from core.turn import Timing, Turn
 from core.variant import parse_model_name
 from sandbox.runtimes.base import Box, BoxSpec, ExecResult, Outcome
@@ -212,6 +212,7 @@ class DirectBox:
         if self._runtime.broken:
             return ExecResult(outcome=Outcome.INFRA_ERROR, stderr="the fake is broken", backend="direct")
         with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+            started = time.monotonic()
             process = await asyncio.create_subprocess_exec(
                 *argv,
                 cwd=self._folder,
@@ -233,6 +234,7 @@ class DirectBox:
                 exit_code=process.returncode,
                 stdout=_captured(out),
                 stderr=_captured(err),
+                wall_seconds=time.monotonic() - started,
                 backend="direct",
             )
 
@@ -294,3 +296,15 @@ def _captured(file: IO[bytes]) -> str:
 
 def _lower(headers: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in headers.items()}
+
+
+async def serve_versions(store: Store, policy: str, newest: int) -> None:
+    """Register versions 0 to ``newest`` of a Policy as live on the fleet."""
+    async with store.transaction() as tx:
+        await tx.bases.put(Base(name="base", path="/base", fingerprint="f"))
+        await tx.policies.add(Policy(name=policy, base="base"))
+        for _ in range(newest + 1):
+            minted = await tx.versions.mint(
+                policy, kind="lora", origin="grpo", parent_version=None, checkpoint_id=None
+            )
+            await tx.versions.update(minted.model_copy(update={"serving": ServingStatus.LIVE}))

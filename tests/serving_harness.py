@@ -111,7 +111,7 @@ class Publisher:
     async def publish(self, *, pinned: bool = False, probe: Probe | None = None) -> PolicyVersion:
         """A new version with an adapter of its own, wanted and with a Release."""
         async with self._store.transaction() as unit:
-            version = await unit.versions.mint(POLICY, kind="lora", origin="grpo", pinned=pinned)
+            version = await unit.versions.mint(POLICY, kind="lora", origin="grpo", pins=("test",) * pinned)
             path = self.path(version.version)
             write_adapter(path, Path(self._base.path), seed=version.version)
             checkpoint = checkpoint_of(path, self._base, version.version, probe)

@@ -17,7 +17,7 @@ class DemoPlan(Noun):
     warmup_steps: int = 16
     train_tasks: int = 512
     heldout_tasks: int = 200
-    grpo_steps: int = 10
+    grpo_steps: int = 8
     evaluation_temperature: float = 1.0
     sft_overrides: dict[str, Any] = Field(default_factory=lambda: {"sft_batch": 4, "sft_learning_rate": 1e-3})
     grpo_overrides: dict[str, Any] = Field(

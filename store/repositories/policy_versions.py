@@ -28,7 +28,7 @@ class PolicyVersions(Repository[PolicyVersion]):
         origin: Literal["base", "sft", "grpo", "imported"],
         parent_version: int | None = None,
         checkpoint_id: str | None = None,
-        pinned: bool = False,
+        pins: tuple[str, ...] = (),
     ) -> PolicyVersion:
         """The next version of a Policy, counted from 1; no number is given out twice. Raises NotFound."""
         counter = (
@@ -47,7 +47,7 @@ class PolicyVersions(Repository[PolicyVersion]):
             checkpoint_id=checkpoint_id,
             parent_version=parent_version,
             origin=origin,
-            pinned=pinned,
+            pins=pins,
         )
         await self._add(minted)
         return minted

@@ -267,7 +267,7 @@ async def test_a_version_follows_its_serving_status(store: Store) -> None:
     """A refused version stays refused; lists by status see the change."""
     await add_policy(store)
     async with store.transaction() as work:
-        version = await work.versions.mint("coder", kind="lora", origin="sft", pinned=True)
+        version = await work.versions.mint("coder", kind="lora", origin="sft", pins=("operator",))
         assert version.pinned
         assert await work.versions.list_serving([ServingStatus.WANTED]) == [version]
         refused = version.model_copy(update={"serving": ServingStatus.REFUSED, "serving_reason": "probe"})

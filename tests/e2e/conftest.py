@@ -18,14 +18,13 @@ import psutil
 import pytest
 from openai import AsyncOpenAI
 
-from core.config.load import environment_for_child
 from core.config.schema import HoneConfig
 from core.job import Job, JobStatus
 from core.policy import PolicyVersion, ServingStatus
 from hone.admin_client import AdminClient
 from hone.local_keys import read_local_keys
 from hone.opened_store import opened_store
-from hone.settings import load_settings
+from hone.settings import child_environment, load_settings
 from hone.training import request_run
 from hone.up import prepare
 from sandbox.domains.registry import domain_source
@@ -70,7 +69,7 @@ class Stack:
         with (folder / f"{name}.log").open("ab") as log:
             self.processes[name] = subprocess.Popen(
                 [sys.executable, "-m", f"hone.processes.{name}"],
-                env=environment_for_child(self.config),
+                env=child_environment(self.config),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -142,7 +141,7 @@ class Stack:
         """Keep a version loaded whatever else is published."""
         async with opened_store(self.config) as store, store.transaction() as tx:
             stored = await tx.versions.get(version.policy, version.version)
-            await tx.versions.update(stored.model_copy(update={"pinned": True}))
+            await tx.versions.update(stored.model_copy(update={"pins": (*stored.pins, "test")}))
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from core.release import Release, ReleaseStatus
 from sandbox.domains.python_tool import PythonToolDomain, call_text
 from sandbox.runtimes.factory import make_runtime
 from sandbox.worker import EVALUATE, ROLLOUT, Worker
-from tests.sandbox_fakes import DirectRuntime, StubAnswer, StubGateway
+from tests.sandbox_fakes import DirectRuntime, StubAnswer, StubGateway, serve_versions
 
 KEY = "hone-test-key"
 ROOT = Path(__file__).parents[2]
@@ -222,8 +222,9 @@ async def test_an_evaluation_survives_the_death_of_its_worker(site):
     site.script = script
     async with site.store.transaction() as tx:
         await tx.releases.add(Release(id="rel_1", policy="coder", version=2))
+    await serve_versions(site.store, "coder", 2)
     first = await site.worker()
-    payload = {"policy": "coder", "version": 2, "baseline_version": 0, "domain": "python_tool", "tasks": 8}
+    payload = {"policy": "coder", "version": 2, "baseline_version": 1, "domain": "python_tool", "tasks": 8}
     job = await site.store.queue.enqueue(EVALUATE, payload)
     while len(site.gateway.calls) < 10:
         await asyncio.sleep(0.02)

@@ -10,6 +10,7 @@ from core.job import Job
 from core.release import Release, ReleaseStatus
 from sandbox.domains.letters import LettersDomain
 from sandbox.evaluation import EvaluateRequest, Evaluator, Pair, choose_tasks, compare, evaluation_id
+from tests.sandbox_fakes import serve_versions
 
 REQUEST = EvaluateRequest(policy="coder", version=2, baseline_version=1, domain="letters", tasks=6, seed=3)
 JOB = Job(id="job_01hzzzzzzzaaa", kind="evaluate", payload={}, token=1)
@@ -43,6 +44,7 @@ async def letters_store(fresh_sqlite_url, open_store):
         await tx.tasks.add_many(LettersDomain().generate("heldout", 10, 0))
         await tx.tasks.add_many(LettersDomain().generate("train", 10, 0))
         await tx.releases.add(Release(id="rel_1", policy="coder", version=2))
+    await serve_versions(store, "coder", 2)
     return store
 
 

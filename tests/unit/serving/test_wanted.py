@@ -14,7 +14,7 @@ def version(number: int, serving=ServingStatus.LIVE, policy: str = "coder", pinn
         kind="lora",
         origin="grpo",
         serving=serving,
-        pinned=pinned,
+        pins=("operator",) if pinned else (),
         created_at=float(number),
         **fields,
     )
