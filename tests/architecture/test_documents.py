@@ -1,16 +1,22 @@
 """Documents are held to the tree: no dead link, no module left out, no key undocumented."""
 
+import ast
 import re
+import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
-from source_tree import PACKAGES, ROOT, relative, source_files
+from source_tree import PACKAGES, ROOT, relative, source_files, tree_of
 
 from hone.config_reference import configuration_reference
 
 DOCUMENTS = sorted(
     path for path in [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]
 )
+# Parts of a declared package that are packages of their own, and the standard library's own neighbours.
+TRANSITIVE_BY_DESIGN = {"starlette", "click", "huggingface-hub"}
 ARCHITECTURE = (ROOT / "ARCHITECTURE.md").read_text()
 
 
@@ -83,3 +89,25 @@ def test_documents_do_not_name_this_machine():
         if f"{ROOT}/" in path.read_text()
     ]
     assert found == []
+
+
+def test_every_import_is_a_declared_dependency():
+    """What the packages import is declared in pyproject.toml itself, not had by way of another package."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    declared = [
+        *project["dependencies"],
+        *(line for extra in project["optional-dependencies"].values() for line in extra),
+    ]
+    names = {re.match(r"[\w-]+", line)[0].lower().replace("_", "-") for line in declared}
+    owners = packages_distributions()
+    undeclared = set()
+    for path in source_files():
+        for node in ast.walk(tree_of(path)):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                modules = [node.module]
+            for top in {module.split(".")[0] for module in modules} - set(sys.stdlib_module_names) - set(PACKAGES):
+                found = {owner.lower().replace("_", "-") for owner in owners.get(top, [top])}
+                if not found & (names | TRANSITIVE_BY_DESIGN):
+                    undeclared.add(f"{relative(path)}: {top}")
+    assert undeclared == set()
