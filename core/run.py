@@ -45,4 +45,8 @@ class TrainingRun(Noun):
     steps: tuple[StepMetrics, ...] = ()
     config: dict[str, Any] = Field(default_factory=dict)
     error: str | None = None
+    job_id: str | None = None
+    """The train job that leads the run."""
+    lease_token: int = 0
+    """The token of that job's lease; who holds an older one may not change the run any more."""
     created_at: float = Field(default_factory=now)

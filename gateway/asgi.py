@@ -4,12 +4,18 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from typing import Any, TypeAlias
 
+from gateway.errors import BodyTooLarge
+
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
 RawHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
+
+
+MAX_BODY_BYTES = 32 * 1024 * 1024
+"""Longest request body."""
 
 
 class ClientLeft(Exception):
@@ -33,6 +39,29 @@ async def read_body(receive: Receive) -> bytes:
             return b"".join(parts)
         message = await receive()
     raise ClientLeft
+
+
+def bounded(scope: Scope, receive: Receive) -> Receive:
+    """``receive`` that raises BodyTooLarge instead of handing out more than MAX_BODY_BYTES of a body.
+
+    A body whose declared length is above that is refused before its first byte is taken.
+    """
+    declared = header_map(scope).get(b"content-length", b"")
+    taken = int(declared) if declared.isdigit() else 0
+    known = taken > 0
+
+    async def receive_bounded() -> Message:
+        nonlocal taken
+        if taken > MAX_BODY_BYTES:
+            raise BodyTooLarge(f"the body is longer than {MAX_BODY_BYTES} bytes")
+        message = await receive()
+        if not known and message["type"] == "http.request":
+            taken += len(message.get("body", b""))
+            if taken > MAX_BODY_BYTES:
+                raise BodyTooLarge(f"the body is longer than {MAX_BODY_BYTES} bytes")
+        return message
+
+    return receive_bounded
 
 
 async def send_answer(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:

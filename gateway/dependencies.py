@@ -42,6 +42,7 @@ _MEANINGS = {
     403: "The API key lacks the scope.",
     404: "The named thing does not exist.",
     409: "The request contradicts the present state.",
+    413: "The body is too long.",
     429: "A limit is reached.",
     502: "The engine answered wrongly or not at all.",
     503: "The store or every replica is away; try again after `Retry-After`.",

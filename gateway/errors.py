@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
-from core.errors import AuthenticationFailed, EngineUnavailable, HoneError, RateLimited, StoreError
+from core.errors import AuthenticationFailed, EngineUnavailable, HoneError, InvalidRequest, RateLimited, StoreError
 
 log = structlog.get_logger(__name__)
 
@@ -22,8 +22,20 @@ REQUEST_ID = "hone_request_id"
 _CODES_BY_STATUS = {404: "not_found", 405: "method_not_allowed"}
 
 
-def error_body(error: HoneError) -> dict[str, Any]:
-    """OpenAI's error object for one of Hone's errors; a hint is appended to the message."""
+class BodyTooLarge(InvalidRequest):
+    """The request body is longer than the gateway takes."""
+
+    status = 413
+    code = "request_too_large"
+
+
+def error_body(error: HoneError, request_id: str = "") -> dict[str, Any]:
+    """OpenAI's error object for one of Hone's errors; a hint is appended to the message.
+
+    What a store says names hosts, folders and tables: callers learn the request id, by which the log names it.
+    """
+    if isinstance(error, StoreError):
+        return _body(f"the store failed; request id {request_id}", error.type, error.param, error.code)
     message = error.message if error.hint is None else f"{error.message}; {error.hint}"
     return _body(message, error.type, error.param, error.code)
 
@@ -46,6 +58,11 @@ def error_headers(error: HoneError) -> list[tuple[bytes, bytes]]:
     if isinstance(error, EngineUnavailable | RateLimited | StoreError):
         headers.append((b"retry-after", str(RETRY_AFTER_SECONDS).encode()))
     return headers
+
+
+def must_be_logged(error: HoneError) -> bool:
+    """Whether the cause is on this side, or is kept from the caller."""
+    return error.status >= 500 or isinstance(error, StoreError)
 
 
 def request_id_of(scope: Mapping[str, Any]) -> str:
@@ -76,9 +93,9 @@ def _response(status: int, body: Mapping[str, Any], headers: Sequence[tuple[byte
 async def _on_hone_error(request: Request, error: Exception) -> Response:
     if not isinstance(error, HoneError):
         raise error
-    if error.status >= 500:
+    if must_be_logged(error):
         log.error("request_failed", request_id=request_id_of(request.scope), error=str(error), code=error.code)
-    return _response(error.status, error_body(error), error_headers(error))
+    return _response(error.status, error_body(error, request_id_of(request.scope)), error_headers(error))
 
 
 async def _on_validation_error(request: Request, error: Exception) -> Response:

@@ -1,8 +1,11 @@
 """Answers recorded under an idempotency key, so that a repeated request names the same Episode and Turns."""
 
+import asyncio
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 
 REMEMBERED_SECONDS = 3600.0
 _MOST_REMEMBERED = 10_000
@@ -18,11 +21,39 @@ class RecordedAnswer:
     at: float
 
 
+@dataclass(slots=True)
+class _Turnstile:
+    """Lets the requests under one key through one after the other."""
+
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    users: int = 0
+
+
 class RecordedAnswers:
     """What this process recorded; across processes the store refuses the second Turn all the same."""
 
     def __init__(self) -> None:
         self._answers: OrderedDict[tuple[str, str], RecordedAnswer] = OrderedDict()
+        self._underway: dict[tuple[str, str], _Turnstile] = {}
+
+    @asynccontextmanager
+    async def one_at_a_time(self, tenant_id: str, key: str | None) -> AsyncIterator[None]:
+        """Hold ``key`` for one request; a second one waits, and then finds what the first one recorded.
+
+        Without a key nothing is held. A first request that fails leaves the key to the second.
+        """
+        if key is None:
+            yield
+            return
+        turnstile = self._underway.setdefault((tenant_id, key), _Turnstile())
+        turnstile.users += 1
+        try:
+            async with turnstile.lock:
+                yield
+        finally:
+            turnstile.users -= 1
+            if turnstile.users == 0:
+                del self._underway[tenant_id, key]
 
     def recall(self, tenant_id: str, key: str, choices: int) -> RecordedAnswer | None:
         """The answer recorded under ``key`` for as many choices, if it is remembered."""

@@ -12,7 +12,8 @@ class GatewayMetrics:
         self.registry = registry
         self.requests = Counter(
             "hone_requests",
-            "Requests answered, by route template, Policy or Base, and HTTP status (499: the client left)",
+            "Requests answered, by route template, Policy or Base, and HTTP status"
+            " (499: the client left; 599: an engine broke off a stream that had begun)",
             ("route", "model", "status"),
             registry=registry,
         )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import structlog
 
 from core import ids
-from gateway.asgi import AsgiApp, Message, Receive, Scope, Send, send_answer
+from gateway.asgi import AsgiApp, Message, Receive, Scope, Send, bounded, send_answer
 from gateway.errors import JSON_HEADER, REQUEST_ID, encode, internal_error_body
 from gateway.metrics import GatewayMetrics
 
@@ -18,6 +18,9 @@ MODEL_LABEL = "hone_model"
 CLIENT_LEFT = "hone_client_left"
 """Key that is set in an ASGI scope when the client closed its connection before the answer was complete."""
 _CLIENT_LEFT_STATUS = 499
+STREAM_BROKEN = "hone_stream_broken"
+"""Key that is set in an ASGI scope when an engine broke off a stream that had begun with status 200."""
+_STREAM_BROKEN_STATUS = 599
 _LONGEST_REQUEST_ID = 128
 _UNMATCHED = "unmatched"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
@@ -38,9 +41,13 @@ class GatewayMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        started = time.perf_counter()
         request_id = _request_id(scope)
         scope[REQUEST_ID] = request_id
+        with structlog.contextvars.bound_contextvars(request_id=request_id):
+            await self._answer(scope, bounded(scope, receive), send, request_id)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, request_id: str) -> None:
+        started = time.perf_counter()
         header = (b"x-request-id", request_id.encode())
         status = 0
 
@@ -60,9 +67,15 @@ class GatewayMiddleware:
                 await send_answer(send_with_id, 500, [JSON_HEADER], encode(internal_error_body(request_id)))
         finally:
             route = scope["path"] if hot is not None else _route_template(scope)
-            shown = _CLIENT_LEFT_STATUS if scope.get(CLIENT_LEFT) else status
+            shown = _shown_status(scope, status)
             self._metrics.requests.labels(route, scope.get(MODEL_LABEL, ""), shown).inc()
             self._metrics.request_seconds.labels(route).observe(time.perf_counter() - started)
+
+
+def _shown_status(scope: Scope, status: int) -> int:
+    if scope.get(CLIENT_LEFT):
+        return _CLIENT_LEFT_STATUS
+    return _STREAM_BROKEN_STATUS if scope.get(STREAM_BROKEN) else status
 
 
 def _request_id(scope: Scope) -> str:

@@ -22,6 +22,8 @@ log = structlog.get_logger(__name__)
 _ACTIVE = frozenset({ServingStatus.WANTED, ServingStatus.LIVE, ServingStatus.DRAINING})
 _INACTIVE = frozenset(ServingStatus) - _ACTIVE
 _RETRY_SECONDS = 0.5
+_INACTIVE_SECONDS = 1.0
+"""Shortest time between readings of what is not served, however many events come."""
 
 
 class Routing:
@@ -36,6 +38,8 @@ class Routing:
         self._read_at = 0.0
         self._active: frozenset[tuple[str, int]] | None = None
         self._inactive: list[PolicyVersion] = []
+        self._inactive_stale = True
+        self._inactive_read_at = 0.0
         self._lock = asyncio.Lock()
         self._task: asyncio.Task[None] | None = None
 
@@ -61,7 +65,11 @@ class Routing:
         return self.table.resolve(model, pinned_version=pinned_version, exclude=exclude)
 
     async def refresh(self) -> None:
-        """Read the table now. Raises what the store raises."""
+        """Read all of the table now. Raises what the store raises."""
+        self._active = None
+        await self._refresh()
+
+    async def _refresh(self) -> None:
         async with self._lock, self._store.reading() as work:
             self._table = await self._read(work)
             self._read_at = time.monotonic()
@@ -84,7 +92,8 @@ class Routing:
             try:
                 async with self._store.events.subscribe([VERSIONS, POLICIES, DEPLOYMENTS]) as subscription:
                     while True:
-                        await subscription.wait(self._interval)
+                        # A version that was minted and refused since the last reading was never active.
+                        self._inactive_stale |= await subscription.wait(self._interval)
                         await self._refresh_or_keep()
             except Exception as error:  # noqa: BLE001 - the last table stays in use whatever failed
                 # Losing the events costs latency, never the table: it is read at each interval all the same.
@@ -94,7 +103,7 @@ class Routing:
 
     async def _refresh_or_keep(self) -> None:
         try:
-            await self.refresh()
+            await self._refresh()
         except Exception as error:  # noqa: BLE001 - the last table stays in use whatever failed
             self._metrics.routing_refreshes.labels("failed").inc()
             log.warning("routing_refresh_failed", error=f"{type(error).__name__}: {error}")
@@ -105,9 +114,13 @@ class Routing:
     async def _read(self, work: UnitOfWork) -> RoutingTable:
         active = await work.versions.list_serving(_ACTIVE)
         keys = frozenset((version.policy, version.version) for version in active)
-        if keys != self._active:
-            # Versions that are not served only explain refusals, and change only when one leaves or joins.
+        now = time.monotonic()
+        due = self._inactive_stale and now - self._inactive_read_at >= _INACTIVE_SECONDS
+        if keys != self._active or due:
+            # Versions that are not served only explain refusals: they are not read at every interval.
+            self._inactive_stale = False
             self._inactive = await work.versions.list_serving(_INACTIVE)
+            self._inactive_read_at = now
             self._active = keys
         return RoutingTable.build(
             await work.bases.list(),

@@ -17,6 +17,7 @@ class AdminClient:
             base_url=f"{gateway_url}/admin/v1",
             headers={"authorization": f"Bearer {api_key}"},
             timeout=timeout_seconds,
+            trust_env=False,
         )
         self._gateway_url = gateway_url
 
@@ -42,7 +43,7 @@ class AdminClient:
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
         try:
             answer = self._client.request(method, path, **arguments)
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
             raise EngineUnavailable(
                 f"the gateway at {self._gateway_url} does not answer: {error}",
                 hint="start it with 'hone up', or set gateway.host and gateway.port",

@@ -1,5 +1,6 @@
 """What must exist before any process starts: a migrated database, a tenant with keys, the Base, the Domains."""
 
+import asyncio
 from collections.abc import Callable
 
 from core.access import ApiKey, Scope, Tenant, hash_key, mint_key
@@ -39,7 +40,7 @@ async def seed(config: HoneConfig, store: Store) -> None:
 
 async def register_base(config: HoneConfig, store: Store, progress: Callable[[str], None]) -> Base:
     """Unpack or find the Base model and record it."""
-    base = prepare_base(config, progress)
+    base = await asyncio.to_thread(prepare_base, config, progress)
     async with store.transaction() as tx:
         await tx.bases.put(base)
     return base

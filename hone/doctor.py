@@ -14,6 +14,7 @@ from core.noun import Noun
 
 _NEEDED_DISK_GIB = 5
 _NEEDED_MEMORY_GIB = 6
+_PROGRAM_SECONDS = 60
 
 
 class Finding(Noun):
@@ -27,18 +28,31 @@ class Finding(Noun):
 
 def examine(config: HoneConfig) -> list[Finding]:
     """Look at everything that Hone needs on this machine; changes nothing."""
-    checks: list[Callable[[HoneConfig], Finding]] = [
-        _python,
-        _compiler,
-        _bubblewrap,
-        _engine,
-        _learner,
-        _memory,
-        _disk,
-        _gateway_port,
-        _gpu,
-    ]
-    return [check(config) for check in checks]
+    checks: dict[str, Callable[[HoneConfig], Finding]] = {
+        "Python": _python,
+        "C++ compiler": _compiler,
+        "bubblewrap": _bubblewrap,
+        "engine (vLLM)": _engine,
+        "learner (DeepSpeed)": _learner,
+        "memory": _memory,
+        "disk": _disk,
+        "gateway port": _gateway_port,
+        "GPU": _gpu,
+    }
+    return [_look(name, check, config) for name, check in checks.items()]
+
+
+def _look(name: str, check: Callable[[HoneConfig], Finding], config: HoneConfig) -> Finding:
+    """What a check finds; one that cannot look, by lack of permission say, is a finding too."""
+    try:
+        return check(config)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(name=name, state="warning", detail=f"could not be looked at: {error}")
+
+
+def _launches(config: HoneConfig) -> bool:
+    """Whether an engine is started on this machine."""
+    return bool(set(config.fleet.variants) - set(config.fleet.attach))
 
 
 def _python(_: HoneConfig) -> Finding:
@@ -46,7 +60,9 @@ def _python(_: HoneConfig) -> Finding:
     return Finding(name="Python", state="ok", detail=platform.python_version())
 
 
-def _compiler(_: HoneConfig) -> Finding:
+def _compiler(config: HoneConfig) -> Finding:
+    if not _launches(config):
+        return Finding(name="C++ compiler", state="ok", detail="not needed: no engine is launched here")
     found = shutil.which("g++") or shutil.which("c++")
     if found:
         return Finding(name="C++ compiler", state="ok", detail=found)
@@ -59,6 +75,8 @@ def _compiler(_: HoneConfig) -> Finding:
 
 
 def _bubblewrap(config: HoneConfig) -> Finding:
+    if config.sandbox.runtime != "bubblewrap":
+        return Finding(name="bubblewrap", state="ok", detail=f"not needed by runtime '{config.sandbox.runtime}'")
     found = shutil.which(config.sandbox.bwrap)
     if found:
         return Finding(name="bubblewrap", state="ok", detail=found)
@@ -71,6 +89,8 @@ def _bubblewrap(config: HoneConfig) -> Finding:
 
 
 def _engine(config: HoneConfig) -> Finding:
+    if not _launches(config):
+        return Finding(name="engine (vLLM)", state="ok", detail="not needed: no engine is launched here")
     python = config.engine.python or sys.executable
     return _importable("engine (vLLM)", python, "vllm", "make install, or set engine.python")
 
@@ -81,9 +101,13 @@ def _learner(_: HoneConfig) -> Finding:
 
 def _importable(name: str, python: str, package: str, hint: str) -> Finding:
     code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
-    if not Path(python).exists():
-        return Finding(name=name, state="missing", detail=f"{python} does not exist", hint=hint)
-    found = subprocess.run([python, "-c", code], check=False, capture_output=True, timeout=60)
+    program = shutil.which(python)
+    if program is None:
+        return Finding(name=name, state="missing", detail=f"{python} is no program", hint=hint)
+    try:
+        found = subprocess.run([program, "-c", code], check=False, capture_output=True, timeout=_PROGRAM_SECONDS)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Finding(name=name, state="missing", detail=f"{program} cannot be run: {error}", hint=hint)
     if found.returncode == 0:
         return Finding(name=name, state="ok", detail=python)
     return Finding(name=name, state="missing", detail=f"{python} has no package {package}", hint=hint)
@@ -137,5 +161,7 @@ def _gpu(_: HoneConfig) -> Finding:
     program = shutil.which("nvidia-smi")
     if program is None:
         return Finding(name="GPU", state="ok", detail="none; engines and learner run on the CPU")
-    listing = subprocess.run([program, "-L"], check=False, capture_output=True, text=True, timeout=30)
+    listing = subprocess.run(
+        [program, "-L"], check=False, capture_output=True, text=True, errors="replace", timeout=_PROGRAM_SECONDS
+    )
     return Finding(name="GPU", state="ok", detail=listing.stdout.strip() or listing.stderr.strip())

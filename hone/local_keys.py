@@ -2,7 +2,10 @@
 
 import json
 import os
+import secrets
 from pathlib import Path
+
+from pydantic import ValidationError
 
 from core.config.schema import HoneConfig
 from core.errors import ConfigurationError
@@ -24,22 +27,34 @@ def keys_path(config: HoneConfig) -> Path:
 
 
 def read_local_keys(config: HoneConfig) -> LocalKeys:
-    """The keys of this machine; raises ConfigurationError when ``hone up`` has not minted any yet."""
+    """The keys of this machine; raises ConfigurationError when there are none yet, or their file is damaged."""
     path = keys_path(config)
     if not path.exists():
         raise ConfigurationError(
             f"there are no local keys under {config.data_dir}", hint="start Hone once with 'hone up'"
         )
-    return LocalKeys.model_validate_json(path.read_text())
+    try:
+        return LocalKeys.model_validate_json(path.read_bytes())
+    except (ValidationError, OSError) as error:
+        # The validator's own words would quote the file, keys included.
+        why = error.strerror if isinstance(error, OSError) else "it is damaged"
+        raise ConfigurationError(
+            f"the local keys in {path} cannot be read: {why}",
+            hint="delete the file and mint new keys with 'hone prepare'",
+        ) from None
 
 
 def write_local_keys(config: HoneConfig, keys: LocalKeys) -> None:
-    """Write the keys with mode 0600, never readable by others even for a moment."""
+    """Write the keys with mode 0600 in one step: never readable by others, never half written."""
     path = keys_path(config)
     path.parent.mkdir(parents=True, exist_ok=True)
-    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(keys.model_dump(), file)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def worker_key(config: HoneConfig) -> str:

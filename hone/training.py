@@ -1,9 +1,11 @@
 """Asking the learner for a run, and following it through the store."""
 
-from collections.abc import AsyncIterator, Mapping
+import asyncio
+import math
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
-from core.errors import LearnerError
+from core.errors import InvalidTransition, LearnerError, NotFound
 from core.ids import RUN, new_id
 from core.job import Job, JobStatus
 from core.run import StepMetrics
@@ -38,15 +40,22 @@ async def request_run(
     return run_id, await store.queue.enqueue("train", payload)
 
 
-async def watch_run(store: Store, *, run_id: str, job: Job) -> AsyncIterator[StepMetrics]:
-    """Yield each step as the learner records it; ends with the job, raises LearnerError when it failed."""
+async def watch_run(
+    store: Store, *, run_id: str, job: Job, check: Callable[[], None], queued_seconds: float = math.inf
+) -> AsyncIterator[StepMetrics]:
+    """Yield each step as the learner records it; ends with the job, raises LearnerError when it failed.
+
+    ``check`` is called in each pass and may raise. A job that no learner takes for ``queued_seconds`` is cancelled:
+    LearnerError.
+    """
     seen = 0
+    loop = asyncio.get_running_loop()
+    queued_until = loop.time() + queued_seconds
     async with store.events.subscribe([JOBS, VERSIONS]) as subscription:
         while True:
+            check()
             job = await store.queue.get(job.id)
-            async with store.transaction() as tx:
-                runs = [run for run in await tx.runs.list() if run.id == run_id]
-            steps = runs[0].steps if runs else ()
+            steps = await _steps(store, run_id)
             for step in steps[seen:]:
                 yield step
             seen = len(steps)
@@ -54,4 +63,25 @@ async def watch_run(store: Store, *, run_id: str, job: Job) -> AsyncIterator[Ste
                 return
             if job.status in {JobStatus.DEAD, JobStatus.CANCELLED}:
                 raise LearnerError(f"the training run failed: {job.error}", hint="see the learner's log")
+            if job.status is JobStatus.QUEUED and job.attempts == 0 and loop.time() >= queued_until:
+                await _withdraw(store, job)
             await subscription.wait(1.0)
+
+
+async def _steps(store: Store, run_id: str) -> tuple[StepMetrics, ...]:
+    async with store.reading() as tx:
+        try:
+            return (await tx.runs.get(run_id)).steps
+        except NotFound:
+            return ()
+
+
+async def _withdraw(store: Store, job: Job) -> None:
+    """Cancel a job that waits: LearnerError, unless a learner took it just now."""
+    if (await store.queue.get(job.id)).status is not JobStatus.QUEUED:
+        return
+    try:
+        await store.queue.cancel(job.id)
+    except InvalidTransition:
+        return
+    raise LearnerError("no learner has taken the job", hint="start one with 'hone up' or 'hone learner'")

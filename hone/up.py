@@ -1,24 +1,34 @@
 """``hone up``: everything on one machine with embedded defaults, supervised."""
 
 import asyncio
-import signal
 from collections.abc import Callable
 
 import httpx
+from rich.markup import escape
 
 from core.config.schema import HoneConfig
 from core.errors import EngineUnavailable, MachineError
+from core.noun import now
 from core.variant import Deployment, DeploymentStatus
 from hone.bootstrap import migrate, register_base, seed
 from hone.doctor import examine
+from hone.leftovers import end_leftover_engines
 from hone.opened_store import opened_store
 from hone.output import console
 from hone.settings import child_environment
+from hone.signals import until_signal
 from hone.supervisor import Supervisor
 from store.events import DEPLOYMENTS
 from store.store import Store
 
 PROCESSES = ("gateway", "fleet", "worker", "learner")
+STOP_ORDER = ("learner", "worker", "gateway", "fleet")
+"""The engines end last, so that running answers are finished."""
+
+_CHECK_SECONDS = 2.0
+_GRACE_SECONDS = 60.0
+"""What a fleet may take beside the engines' own start."""
+
 Progress = Callable[[str], None]
 
 
@@ -45,36 +55,39 @@ def make_supervisor(config: HoneConfig) -> Supervisor:
 
 
 async def up(config: HoneConfig) -> None:
-    """Run everything until SIGINT or SIGTERM."""
+    """Run everything until SIGINT, SIGTERM or SIGHUP."""
+    await until_signal(_up(config))
+
+
+async def stop_everything(config: HoneConfig, supervisor: Supervisor) -> None:
+    """Stop the processes, the engines last, and end engines that a killed fleet left."""
+    await supervisor.stop(STOP_ORDER)
+    await end_leftover_engines(config)
+
+
+async def _up(config: HoneConfig) -> None:
     screen = console()
-    check_machine(config)
-    await prepare(config, lambda text: screen.print(f"[dim]{text}[/]"))
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop.set)
+    await asyncio.to_thread(check_machine, config)
+    await prepare(config, lambda text: screen.print(f"[dim]{escape(text)}[/]"))
+    started_at = now()
     supervisor = make_supervisor(config)
     try:
         for name in PROCESSES:
             await supervisor.start(name)
         screen.print("starting engines (about a minute on a CPU) ...")
         async with opened_store(config) as store:
-            waiting = asyncio.create_task(_announce(config, store, supervisor))
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait({waiting, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if waiting.done():
-                waiting.result()
-            else:
-                waiting.cancel()
-            await _watch(supervisor, stop)
+            await _announce(config, store, supervisor, started_at)
+        while True:
+            supervisor.check()
+            await asyncio.sleep(_CHECK_SECONDS)
     finally:
         screen.print("stopping ...")
-        await supervisor.stop()
+        await stop_everything(config, supervisor)
 
 
-async def _announce(config: HoneConfig, store: Store, supervisor: Supervisor) -> None:
+async def _announce(config: HoneConfig, store: Store, supervisor: Supervisor, started_at: float) -> None:
     await gateway_answers(config, supervisor)
-    await engines_ready(config, store, supervisor, lambda _: None)
+    await engines_ready(config, store, supervisor, started_at=started_at)
     key_file = config.data_dir / "keys.json"
     console().print(
         f"[bold green]ready[/] on {config.gateway_url}/v1, keys in {key_file}\n"
@@ -82,48 +95,84 @@ async def _announce(config: HoneConfig, store: Store, supervisor: Supervisor) ->
     )
 
 
-async def _watch(supervisor: Supervisor, stop: asyncio.Event) -> None:
-    while not stop.is_set():
-        supervisor.check()
-        try:
-            async with asyncio.timeout(2.0):
-                await stop.wait()
-        except TimeoutError:
-            continue
-
-
 async def gateway_answers(config: HoneConfig, supervisor: Supervisor, *, seconds: float = 60.0) -> None:
     """Wait until the gateway's health route answers."""
-    async with httpx.AsyncClient() as client:
+    async with httpx.AsyncClient(trust_env=False) as client:
         for _ in range(int(seconds / 0.2)):
             failure = supervisor.failure_of("gateway")
-            if failure:
+            if failure is not None:
                 raise MachineError(f"the gateway could not start:\n{failure}")
-            try:
-                if (await client.get(f"{config.gateway_url}/health")).status_code == 200:
-                    return
-            except httpx.TransportError:
-                await asyncio.sleep(0.2)
+            if await _healthy(client, config.gateway_url):
+                return
+            await asyncio.sleep(0.2)
     raise EngineUnavailable("the gateway does not answer", hint="see its log under the data folder")
 
 
+async def _healthy(client: httpx.AsyncClient, gateway_url: str) -> bool:
+    try:
+        return (await client.get(f"{gateway_url}/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
 async def engines_ready(
-    config: HoneConfig, store: Store, supervisor: Supervisor, progress: Callable[[list[Deployment]], None]
+    config: HoneConfig, store: Store, supervisor: Supervisor, *, started_at: float
 ) -> list[Deployment]:
-    """Wait until every configured Variant is READY; raises EngineUnavailable with the reason otherwise."""
+    """Wait until every configured Variant is READY with a heartbeat since ``started_at`` (epoch seconds).
+
+    Raises EngineUnavailable when the fleet or the start of an engine fails (the fleet would try again, but nobody
+    waits for that here), or when the engines are too late.
+    """
     wanted = set(config.fleet.variants)
-    async with (
-        asyncio.timeout(config.engine.start_timeout_seconds + 60),
-        store.events.subscribe([DEPLOYMENTS]) as subscription,
-    ):
+    starts = _Starts(config, started_at)
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + config.engine.start_timeout_seconds + _GRACE_SECONDS
+    async with store.events.subscribe([DEPLOYMENTS]) as subscription:
         while True:
             failure = supervisor.failure_of("fleet")
-            if failure:
+            if failure is not None:
                 raise EngineUnavailable(f"the fleet could not start:\n{failure}")
-            async with store.transaction() as tx:
-                deployments = await tx.deployments.list()
-            ready = [item for item in deployments if item.status is DeploymentStatus.READY]
-            progress(deployments)
-            if {str(item.variant) for item in ready} >= wanted:
+            supervisor.check()
+            async with store.reading() as tx:
+                deployments = await tx.deployments.list(config.base.name)
+            starts.look(deployments)
+            ready = [item for item in deployments if starts.is_ready(item)]
+            missing = wanted - {str(item.variant) for item in ready}
+            if not missing:
                 return ready
+            if loop.time() >= deadline:
+                raise EngineUnavailable(
+                    f"not ready after {config.engine.start_timeout_seconds + _GRACE_SECONDS:.0f} s: "
+                    f"{', '.join(sorted(missing))}",
+                    hint="see the engines' logs under the data folder, or raise engine.start_timeout_seconds",
+                )
             await subscription.wait(0.5)
+
+
+class _Starts:
+    """Tells a failed start of an engine from an outage that the fleet repairs by itself."""
+
+    def __init__(self, config: HoneConfig, started_at: float) -> None:
+        self._config = config
+        self._started_at = started_at
+        self._starting: set[str] = set()
+
+    def is_ready(self, row: Deployment) -> bool:
+        """READY, and not by the word of an earlier fleet."""
+        return row.status is DeploymentStatus.READY and row.heartbeat_at >= self._started_at
+
+    def look(self, rows: list[Deployment]) -> None:
+        """Raise EngineUnavailable when an engine that this fleet launched is UNHEALTHY before it was READY."""
+        for row in rows:
+            if str(row.variant) not in set(self._config.fleet.variants) - set(self._config.fleet.attach):
+                continue
+            if row.status is DeploymentStatus.STARTING:
+                self._starting.add(row.id)
+            elif self.is_ready(row):
+                self._starting.discard(row.id)
+            began = row.id in self._starting or row.created_at >= self._started_at
+            if row.status is DeploymentStatus.UNHEALTHY and row.status_reason and began:
+                raise EngineUnavailable(
+                    f"the {row.variant} engine could not start: {row.status_reason}",
+                    hint=f"see {self._config.data_dir / 'logs' / f'engine-{row.variant}.log'}",
+                )

@@ -90,7 +90,7 @@ class ResumeStates:
     """The resume states of one run, in ``folder``."""
 
     def __init__(self, folder: Path, *, keep: int) -> None:
-        self._folder = folder
+        self.folder = folder
         self._keep = keep
 
     def save(self, trainer: Trainer, *, run_id: str, step: int, probe_draft: dict[str, Any] | None = None) -> Path:
@@ -135,10 +135,10 @@ class ResumeStates:
             log.debug("resume_state_removed", step=step)
 
     def _path(self, step: int) -> Path:
-        return self._folder / f"step-{step:06d}"
+        return self.folder / f"step-{step:06d}"
 
     def _steps(self) -> list[int]:
-        return sorted(int(path.name.removeprefix("step-")) for path in self._folder.glob("step-*"))
+        return sorted(int(path.name.removeprefix("step-")) for path in self.folder.glob("step-*"))
 
 
 def package_versions() -> dict[str, str]:

@@ -8,7 +8,7 @@ from statistics import fmean
 
 from core.config.schema import LearnerSection
 from core.sample import TrainingSample
-from learner.intake import Attempt, group_to_samples
+from learner.intake import Attempt, group_to_samples, refusal
 
 
 @dataclass(frozen=True)
@@ -29,11 +29,14 @@ def build_batch(
     groups: Sequence[Sequence[Attempt]],
     *,
     config: LearnerSection,
-    current_version: int,
+    line: Sequence[int],
     shuffle_seed: str | None = None,
 ) -> GrpoBatch:
-    """Intake of every group. ``shuffle_seed`` deals rewards out anew within each group: the control run, which
-    has the same advantages and must not learn. Reported rewards and successes are the true ones."""
+    """Intake of every group; ``line`` as in ``learner.intake.refusal``.
+
+    ``shuffle_seed`` deals rewards out anew among the attempts of each group that count: the control run, which
+    has the same advantages and must not learn. Reported rewards and successes are the true ones.
+    """
     samples: list[TrainingSample] = []
     episode_ids: list[str] = []
     counts: Counter[str] = Counter()
@@ -42,10 +45,18 @@ def build_batch(
     for index, group in enumerate(groups):
         attempts = list(group)
         if shuffle_seed is not None:
-            attempts = shuffle_rewards(attempts, seed=f"{shuffle_seed}:{index}")
+            counts_in = [
+                refusal(attempt, line=line, max_staleness=config.max_staleness) is None for attempt in attempts
+            ]
+            counted = [attempt for attempt, counts_too in zip(attempts, counts_in, strict=True) if counts_too]
+            dealt = iter(shuffle_rewards(counted, seed=f"{shuffle_seed}:{index}"))
+            attempts = [
+                next(dealt) if counts_too else attempt
+                for attempt, counts_too in zip(attempts, counts_in, strict=True)
+            ]
         taken = group_to_samples(
             attempts,
-            current_version=current_version,
+            line=line,
             max_staleness=config.max_staleness,
             scale=config.advantage,
         )

@@ -64,10 +64,12 @@ class GroupIntake:
     """Branches beyond each Episode's first, by cause."""
 
 
-def refusal(attempt: Attempt, *, current_version: int, max_staleness: int) -> RefusalCause | None:
-    """Why this attempt may not train a Policy that is at ``current_version``; None: it may.
+def refusal(attempt: Attempt, *, line: Sequence[int], max_staleness: int) -> RefusalCause | None:
+    """Why this attempt may not train what is at the end of ``line``; None: it may.
 
-    ``max_staleness`` is in versions: current minus the oldest version that sampled a token of the attempt.
+    ``line``: the PolicyVersions that the run comes from, oldest first, the present one last. ``max_staleness``
+    counts steps on that line, for others take numbers in between: how far behind the oldest version that
+    sampled a token of the attempt may be.
     """
     episode = attempt.episode
     if episode.status is not EpisodeStatus.SCORED:
@@ -76,13 +78,13 @@ def refusal(attempt: Attempt, *, current_version: int, max_staleness: int) -> Re
         return RefusalCause.NO_REWARD
     if not episode.trainable:
         return RefusalCause.NO_CONSENT
-    return _turns_refusal(attempt) or _version_refusal(attempt, current_version, max_staleness)
+    return _turns_refusal(attempt) or _version_refusal(attempt, line, max_staleness)
 
 
 def group_to_samples(
     attempts: Sequence[Attempt],
     *,
-    current_version: int,
+    line: Sequence[int],
     max_staleness: int,
     scale: Scale = "group_std",
     eps: float = EPS_VERL,
@@ -100,7 +102,7 @@ def group_to_samples(
     counted: list[Attempt] = []
     rewards: list[float] = []
     for attempt in attempts:
-        cause = refusal(attempt, current_version=current_version, max_staleness=max_staleness)
+        cause = refusal(attempt, line=line, max_staleness=max_staleness)
         if cause is not None or attempt.episode.reward is None:
             refused[cause or RefusalCause.NO_REWARD] += 1
             continue
@@ -139,11 +141,10 @@ def _turns_refusal(attempt: Attempt) -> RefusalCause | None:
     return RefusalCause.OTHER_POLICY if others - {0} else None
 
 
-def _version_refusal(attempt: Attempt, current_version: int, max_staleness: int) -> RefusalCause | None:
+def _version_refusal(attempt: Attempt, line: Sequence[int], max_staleness: int) -> RefusalCause | None:
     turns = training_turns(attempt.episode, attempt.turns)
     versions = {span.version for turn in turns for span in turn.policy_spans}
-    if current_version - min(versions, default=current_version) > max_staleness:
-        return RefusalCause.STALE
-    if max(versions, default=current_version) > current_version:
+    if not versions <= set(line):
         return RefusalCause.AHEAD
-    return None
+    behind = max((len(line) - 1 - line.index(version) for version in versions), default=0)
+    return RefusalCause.STALE if behind > max_staleness else None

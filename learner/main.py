@@ -24,7 +24,8 @@ from core.job import Job
 from core.run import RunStatus, TrainingRun
 from learner.distributed import World, is_launched, join_world, leave_world
 from learner.metrics import LearnerMetrics
-from learner.session import TrainingSession
+from learner.rollouts import Rollouts
+from learner.session import TrainingSession, check_temperature
 from learner.train import run_grpo, run_sft
 from learner.trainer import dismiss_ranks, follow_rank
 from store.events import JOBS
@@ -36,6 +37,8 @@ TRAIN = "train"
 _LEASE_SECONDS = 30.0
 _LOOK_AGAIN_SECONDS = 5.0
 _RANK_STOP_SECONDS = 10.0
+_PAUSE_SECONDS = 2.0
+"""Between two attempts to reach a store that fails."""
 
 
 class Learner:
@@ -60,15 +63,15 @@ class Learner:
     async def stop(self) -> None:
         """Hand a running job back (another learner resumes it) and end the other ranks."""
         if self._task is not None:
-            self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        if self._world is not None:
-            world = self._world
-            with suppress(LearnerError):
-                await asyncio.get_running_loop().run_in_executor(self._executor, _part, world)
-        await asyncio.to_thread(self._end_ranks)
-        await asyncio.to_thread(self._executor.shutdown)
+            await _cancelled(self._task)  # what it failed with is for ``wait`` to raise
+        try:
+            if self._world is not None:
+                world = self._world
+                with suppress(LearnerError):
+                    await asyncio.get_running_loop().run_in_executor(self._executor, _part, world)
+        finally:
+            await asyncio.to_thread(self._end_ranks)
+            await asyncio.to_thread(self._executor.shutdown)
 
     async def wait(self) -> None:
         """Until the learner ends by itself, which is a failure: re-raises it."""
@@ -78,7 +81,12 @@ class Learner:
     async def _serve(self) -> None:
         async with self._store.events.subscribe([JOBS]) as subscription:
             while True:
-                jobs = await self._store.queue.claim([TRAIN], self._owner, lease_seconds=_LEASE_SECONDS)
+                try:
+                    jobs = await self._store.queue.claim([TRAIN], self._owner, lease_seconds=_LEASE_SECONDS)
+                except HoneError as error:
+                    log.warning("leasing_failed", owner=self._owner, error=str(error))
+                    await asyncio.sleep(_PAUSE_SECONDS)
+                    continue
                 if jobs:
                     await self._lead(jobs[0])
                     self._check_ranks()
@@ -105,16 +113,25 @@ class Learner:
             await _cancelled(beat)
 
     async def _finish(self, job: Job, work: asyncio.Task[dict[str, Any]]) -> None:
+        """Report how the work ended until the store takes it, or the lease is lost."""
         error = work.exception()
-        with suppress(LeaseLost):
-            if error is None:
-                await self._store.queue.complete(job, work.result())
-                return
+        if error is not None:
             log.error("train_job_failed", job=job.id, error=str(error), exc_info=error)
-            again = not isinstance(error, InvalidRequest | ConfigurationError | NotFound)
-            if not again or job.attempts >= job.max_attempts:
-                await self._mark_failed(job, error)
-            await self._store.queue.fail(job, f"{type(error).__name__}: {error}", retryable=again)
+        while True:
+            try:
+                if error is None:
+                    await self._store.queue.complete(job, work.result())
+                    return
+                if _for_good(job, error):
+                    await self._mark_failed(job, error)
+                await self._store.queue.fail(job, f"{type(error).__name__}: {error}", retryable=_retryable(error))
+                return
+            except LeaseLost:
+                log.warning("lease_lost", job=job.id)
+                return
+            except HoneError as failure:
+                log.warning("report_failed", job=job.id, error=str(failure))
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _beat(self, job: Job) -> None:
         while True:
@@ -141,12 +158,18 @@ class Learner:
             metrics=self._metrics,
         )
         sft = run.algorithm == "sft"
+        rollouts = Rollouts(store=self._store, config=config.learner, run=run)
         try:
             await session.open(config.learner.sft_learning_rate if sft else config.learner.learning_rate)
             if sft:
                 run = await run_sft(session)
             else:
-                run = await run_grpo(session, shuffle_rewards=bool(job.payload.get("shuffle_rewards", False)))
+                shuffle = bool(job.payload.get("shuffle_rewards", False))
+                run = await run_grpo(session, rollouts, shuffle_rewards=shuffle)
+        except Exception as error:
+            if _for_good(job, error) and not isinstance(error, LeaseLost):
+                await rollouts.withdraw()
+            raise
         finally:
             await session.close()
         self._metrics.ended(run, "finished")
@@ -158,7 +181,8 @@ class Learner:
         payload = job.payload
         try:
             async with self._store.reading() as work:
-                return await work.runs.get(payload["run_id"])
+                stored = await work.runs.get(payload["run_id"])
+            return stored.model_copy(update={"job_id": job.id, "lease_token": job.token})
         except NotFound:
             log.info("run_begins", run=payload["run_id"], job=job.id)
         except KeyError as error:
@@ -173,17 +197,24 @@ class Learner:
                 planned_steps=payload.get("steps", 0),
                 seed=payload.get("seed", 0),
                 config=config.model_dump(mode="json") | {"shuffle_rewards": payload.get("shuffle_rewards", False)},
+                job_id=job.id,
+                lease_token=job.token,
             )
         except (KeyError, ValidationError) as error:
             raise InvalidRequest(f"the train job's payload is malformed: {error}") from error
 
     async def _mark_failed(self, job: Job, error: BaseException) -> None:
-        with suppress(HoneError, KeyError):
+        try:
             async with self._store.transaction() as work:
-                run = await work.runs.get(job.payload["run_id"])
+                run = await work.runs.get(job.payload.get("run_id", ""), lock=True)
+                if run.job_id not in (None, job.id) or run.lease_token > job.token:
+                    log.warning("run_not_marked", run=run.id, job=job.id, leader=run.job_id)
+                    return
                 run = run.model_copy(update={"status": RunStatus.FAILED, "error": str(error)})
                 await work.runs.put(run)
-            self._metrics.ended(run, "failed")
+        except NotFound:
+            return  # it failed before there was a run
+        self._metrics.ended(run, "failed")
 
     def _gather_ranks(self) -> World:
         size = self._config.learner.ranks
@@ -239,9 +270,20 @@ def apply_overrides(config: LearnerSection, overrides: dict[str, Any]) -> Learne
             raise ConfigurationError(f"learner.{dotted}: unknown key")
         target[leaf] = value
     try:
-        return LearnerSection.model_validate(values)
+        section = LearnerSection.model_validate(values)
     except ValidationError as error:
         raise ConfigurationError(f"overrides of the train job: {error}") from error
+    check_temperature(section)
+    return section
+
+
+def _retryable(error: BaseException) -> bool:
+    return not isinstance(error, InvalidRequest | ConfigurationError | NotFound)
+
+
+def _for_good(job: Job, error: BaseException) -> bool:
+    """Whether nobody will take up the job again."""
+    return not _retryable(error) or job.attempts >= job.max_attempts
 
 
 async def _cancelled(task: asyncio.Task[Any]) -> None:

@@ -11,7 +11,7 @@ from core.noun import Noun
 from core.policy import Probe, ProbePrompt
 from core.sample import TrainingSample
 
-MAX_TOKENS = 24
+MAX_TOKENS = 14
 """Longest sequence of a Probe."""
 PROMPTS = 8
 CANDIDATES = 16

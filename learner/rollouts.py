@@ -32,7 +32,7 @@ _MOST_REPEATS = 3
 ROLLOUT = "rollout"
 
 
-@dataclass
+@dataclass(eq=False)
 class _Slot:
     """One wanted attempt of a group."""
 
@@ -61,6 +61,7 @@ class Rollouts:
         self._store = store
         self._config = config
         self._run = run
+        self._open: list[_Slot] = []
 
     async def request(self, *, step: int, version: int) -> BatchRequest:
         """Enqueue ``groups_per_step`` groups of ``group_size`` attempts, sampled by ``version``.
@@ -75,6 +76,7 @@ class Rollouts:
                 job = await self._enqueue(group, number, seed)
                 slots.append(_Slot(group=group, number=number, seed=seed, job=job))
         log.info("episodes_requested", run=self._run.id, step=step, version=version, attempts=len(slots))
+        self._open += slots
         return BatchRequest(step=step, version=version, slots=tuple(slots))
 
     async def collect(self, request: BatchRequest) -> list[list[Attempt]]:
@@ -91,6 +93,7 @@ class Rollouts:
                     await self._withdraw(request.slots)
                     break
                 await subscription.wait(min(_LOOK_AGAIN_SECONDS, remaining))
+        self._open = [slot for slot in self._open if slot not in request.slots]
         groups = await self._attempts(request.slots)
         if not groups:
             raise LearnerError(
@@ -100,9 +103,9 @@ class Rollouts:
             )
         return groups
 
-    async def withdraw(self, request: BatchRequest) -> None:
-        """Cancel what of the request nobody has finished."""
-        await self._withdraw(request.slots)
+    async def withdraw(self) -> None:
+        """Cancel what nobody has finished of all that was asked for: the run has failed for good."""
+        await self._withdraw(self._open)
 
     async def _settle(self, slots: Sequence[_Slot]) -> bool:
         """Read job states, ask again for spoiled attempts; whether any slot is still open."""

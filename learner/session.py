@@ -14,7 +14,7 @@ from typing import TypeVar
 import structlog
 
 from core.config.schema import HoneConfig, LearnerSection
-from core.errors import CorruptArtefact
+from core.errors import ConfigurationError, CorruptArtefact, HoneError
 from core.policy import Base, Provenance
 from core.run import RunStatus, StepMetrics, TrainingRun
 from core.sample import TrainingSample
@@ -32,11 +32,15 @@ from learner.probe import ProbeDraft, candidate_sequences, choose_probe
 from learner.publish import publish, wait_until_served
 from learner.trainer import Trainer, TrainerSpec, open_trainer
 from serving.weights.folder import base_fingerprint
+from store.held_versions import pin, unpin
 from store.store import Store
 
 log = structlog.get_logger(__name__)
 
 T = TypeVar("T")
+
+STEPS_PER_STATE = 10
+"""How many steps SFT, which publishes at the end only, does between two resume states."""
 
 
 class TrainingSession:
@@ -66,11 +70,17 @@ class TrainingSession:
         self._trainer: Trainer | None = None
         self._base: Base | None = None
         self._restored: ResumeState | None = None
+        self._pinned: set[int] = set()
 
     @property
     def step(self) -> int:
         """Optimizer steps done."""
         return len(self.run.steps)
+
+    @property
+    def line(self) -> tuple[int, ...]:
+        """The PolicyVersions of this run, oldest first: where it started, and what it published."""
+        return tuple(dict.fromkeys((self.run.start_version, *(step.version for step in self.run.steps))))
 
     @property
     def trainer(self) -> Trainer:
@@ -93,11 +103,15 @@ class TrainingSession:
     async def open(self, learning_rate: float) -> None:
         """Load Base, adapter and, for an interrupted run, its newest state.
 
-        Raises CorruptArtefact when a file is not what was recorded, LearnerError when the model cannot be trained.
+        Raises CorruptArtefact when a file is missing or not what was recorded, LearnerError when the model cannot
+        be trained, LeaseLost when another learner has the run, ConfigurationError.
         """
+        check_temperature(self.config)
         async with self.store.reading() as work:
             policy = await work.policies.get(self.run.policy)
             self._base = await work.bases.get(policy.base)
+        async with self.store.transaction() as work:
+            self.run = await work.runs.take_over(self.run)
         state = await self.in_thread(lambda: self._states.newest(up_to_step=self.step))
         self._go_back_to(state)
         await self._record()
@@ -152,6 +166,7 @@ class TrainingSession:
             record_step=record,
         )
         self.version = version.version
+        self._pinned.add(version.version)
         self._metrics.observe(self.run)
         await self.in_thread(self._states.prune)
 
@@ -165,10 +180,18 @@ class TrainingSession:
         await self.in_thread(self._states.prune)
 
     async def wait_until_served(self) -> float:
-        """Seconds until the newest version is live; see ``learner.publish``."""
+        """Pin the newest version; seconds until it is live. See ``learner.publish``."""
+        self._pinned.add(self.version)
+        await pin(self.store, self.run.policy, self.version, self.run.id)
         return await wait_until_served(
             self.store, self.run.policy, self.version, timeout_seconds=self.config.episode_timeout_seconds
         )
+
+    async def unpin_all_but(self, *needed: int) -> None:
+        """Take back this run's pins of other versions."""
+        for version in sorted(self._pinned.difference(needed)):
+            await unpin(self.store, self.run.policy, version, self.run.id)
+            self._pinned.discard(version)
 
     async def note(self, **values: float) -> None:
         """Add values to the newest step's record."""
@@ -188,8 +211,16 @@ class TrainingSession:
         return self.run
 
     async def close(self) -> None:
-        """Free the model, also one that was still loading when the run was cancelled."""
+        """Free the model, also one that was still loading when the run was cancelled, and take pins back."""
         await self.in_thread(self._close_trainer)
+        try:
+            async with self.store.reading() as work:
+                stored = await work.runs.get(self.run.id)
+            # Another learner that has the run pins under the same name.
+            if (stored.job_id, stored.lease_token) == (self.run.job_id, self.run.lease_token):
+                await self.unpin_all_but()
+        except HoneError as error:
+            log.warning("pins_not_taken_back", run=self.run.id, versions=sorted(self._pinned), error=str(error))
 
     def _open_trainer(self, spec: TrainerSpec) -> None:
         self._trainer = open_trainer(spec, world=self._world)
@@ -201,17 +232,24 @@ class TrainingSession:
 
     def _go_back_to(self, state: ResumeState | None) -> None:
         """Steps after the newest state were never saved: they are done again."""
-        if state is None:
-            self.run = self.run.model_copy(update={"steps": (), "status": RunStatus.RUNNING, "error": None})
-            return
-        self._restored = state
-        steps = self.run.steps[: state.step]
+        reached = state.step if state else 0
+        steps, lost = self.run.steps[:reached], self.run.steps[reached:]
         self.version = steps[-1].version if steps else self.run.start_version
+        saved = [step for step in lost if step.version != self.version]
+        if self.run.algorithm == "sft" and len(lost) >= STEPS_PER_STATE:
+            saved = list(lost)
+        if saved:
+            raise CorruptArtefact(
+                f"run {self.run.id} has recorded step {saved[-1].step}, and the newest resume state found in "
+                f"{self._states.folder} is of step {reached}",
+                hint="restore the folder from a backup, or begin a new run from the newest version",
+            )
+        self._restored = state
         self.run = self.run.model_copy(update={"steps": steps, "status": RunStatus.RUNNING, "error": None})
 
     async def _record(self) -> None:
         async with self.store.transaction() as work:
-            await work.runs.put(self.run)
+            await work.runs.advance(self.run)
 
     async def _adapter(self, version: int) -> Path | None:
         if version == 0:
@@ -239,4 +277,14 @@ class TrainingSession:
     def _save_state(self, step: int, draft: ProbeDraft) -> Path:
         return self._states.save(
             self.trainer, run_id=self.run.id, step=step, probe_draft=draft.model_dump(mode="json")
+        )
+
+
+def check_temperature(config: LearnerSection) -> None:
+    """Raise ConfigurationError for a sampling temperature whose log-probs the learner could not reproduce."""
+    if config.temperature != 1.0:
+        raise ConfigurationError(
+            f"learner.temperature is {config.temperature}: the engine reports raw log-probs; only 1 trains on what "
+            "was sampled",
+            param="learner.temperature",
         )

@@ -10,29 +10,29 @@ from core.run import StepMetrics, TrainingRun
 from core.task import Task
 from learner.grpo_batch import GrpoBatch, build_batch
 from learner.rollouts import BatchRequest, Rollouts
-from learner.session import TrainingSession
+from learner.session import STEPS_PER_STATE, TrainingSession
 from learner.sft_data import demonstration_samples, load_tokenizer
 from learner.step import UpdateMetrics
 from learner.task_order import order_of_pass
 from store.store import Store
 
-_SFT_STEPS_PER_STATE = 10
 _PAGE = 1000
 
 
-async def run_grpo(session: TrainingSession, *, shuffle_rewards: bool = False) -> TrainingRun:
+async def run_grpo(session: TrainingSession, rollouts: Rollouts, *, shuffle_rewards: bool = False) -> TrainingRun:
     """GRPO until the planned steps are done; every step that learns something publishes a version.
 
     With ``max_staleness`` >= 1 the next batch is sampled by the present version while this one trains. Jobs that
     an interrupted run had asked for stay: the learner that takes over asks for the very same ones.
     """
-    rollouts = Rollouts(store=session.store, config=session.config, run=session.run)
     await session.wait_until_served()
     ahead: BatchRequest | None = None
     while session.step < session.run.planned_steps:
         request = ahead or await rollouts.request(step=session.step, version=session.version)
         batch, generate_seconds = await _collect(session, rollouts, request, shuffle_rewards)
         ahead = await _request_ahead(session, rollouts)
+        # What the next batch is sampled by is needed until then, the version of this batch no longer.
+        await session.unpin_all_but(session.version)
         if not batch.samples:
             await session.record_step(_step(session, None, batch, generate_seconds=generate_seconds))
             continue
@@ -61,10 +61,11 @@ async def run_sft(session: TrainingSession) -> TrainingRun:
         step = _step(session, update, None)
         if step.step == session.run.planned_steps:
             await session.publish(draft, step=step)
-            await session.note(swap_seconds=await session.wait_until_served())
         else:
-            saved = step.step % _SFT_STEPS_PER_STATE == 0
+            saved = step.step % STEPS_PER_STATE == 0
             await session.record_step(step, resumable_with=draft if saved else None)
+    # Also when an earlier learner published: what the fleet refuses is no result.
+    await session.note(swap_seconds=await session.wait_until_served())
     return await session.finish()
 
 
@@ -90,7 +91,7 @@ async def _collect(
     batch = build_batch(
         groups,
         config=session.config,
-        current_version=session.version,
+        line=session.line,
         shuffle_seed=f"{session.run.seed}:{session.step}" if shuffle else None,
     )
     return batch, time.monotonic() - started

@@ -22,8 +22,8 @@ from core.noun import Noun
 from core.release import ReleaseStatus, ReleaseStep
 from core.statistics import paired_bootstrap
 from core.task import Split
-from sandbox.held_versions import held
 from sandbox.rollout import EpisodeRunner, RolloutRequest
+from store.held_versions import held
 from store.store import Store
 from store.unit_of_work import UnitOfWork
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 from core.episode import EPISODE_TRANSITIONS, Episode, EpisodeStatus, StopReason
-from core.errors import InvalidTransition, NotFound, StoreError, VerifierError
+from core.errors import NotFound, StoreError, VerifierError
 from core.ids import EPISODE
 from core.job import Job
 from core.noun import Noun, now
@@ -204,25 +204,22 @@ class EpisodeRunner:
         stop_reason: StopReason | None = None,
     ) -> None:
         """End an unfinished Episode: ``expired`` if it was given up, ``invalid`` if something failed."""
-        try:
-            async with self._store.transaction() as tx:
-                stored = await tx.episodes.get(identity)
-                if EPISODE_TRANSITIONS.is_terminal(stored.status):
-                    return
-                given_up = stop_reason is None and stored.status is EpisodeStatus.RUNNING
-                status = EpisodeStatus.EXPIRED if given_up else EpisodeStatus.INVALID
-                update: dict[str, object] = {
-                    "status": status,
-                    "stop_reason": stop_reason or stored.stop_reason,
-                    "error": clean_text(error, _ERROR_CHARACTERS),
-                    "finished_at": now(),
-                }
-                if conversation is not None:
-                    update["turn_ids"] = tuple(conversation.turn_ids)
-                    update["tool_results"] = tuple(conversation.tool_results)
-                await tx.episodes.update(stored.model_copy(update=update))
-        except InvalidTransition:
-            return  # another worker ended it between the two statements
+        async with self._store.transaction() as tx:
+            stored = await tx.episodes.get(identity, lock=True)
+            if EPISODE_TRANSITIONS.is_terminal(stored.status):
+                return
+            given_up = stop_reason is None and stored.status is EpisodeStatus.RUNNING
+            status = EpisodeStatus.EXPIRED if given_up else EpisodeStatus.INVALID
+            update: dict[str, object] = {
+                "status": status,
+                "stop_reason": stop_reason or stored.stop_reason,
+                "error": clean_text(error, _ERROR_CHARACTERS),
+                "finished_at": now(),
+            }
+            if conversation is not None:
+                update["turn_ids"] = tuple(conversation.turn_ids)
+                update["tool_results"] = tuple(conversation.tool_results)
+            await tx.episodes.update(stored.model_copy(update=update))
         self._metrics.episodes.labels(status, str(stop_reason)).inc()
 
 

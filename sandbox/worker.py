@@ -29,6 +29,7 @@ from core.errors import (
 )
 from core.job import Job
 from sandbox.evaluation import EvaluateRequest, Evaluator
+from sandbox.janitor import Janitor
 from sandbox.metrics import WorkerMetrics
 from sandbox.policy_client import PolicyClient
 from sandbox.rollout import EpisodeRunner, RolloutRequest
@@ -72,6 +73,7 @@ class Worker:
         self._owner = f"{socket.gethostname()}:{secrets.token_hex(4)}"
         self._policy: PolicyClient | None = None
         self._loop: asyncio.Task[None] | None = None
+        self._janitor: asyncio.Task[None] | None = None
         self._jobs: set[asyncio.Task[None]] = set()
         self._handlers: dict[str, Callable[[Job], Awaitable[JobResult]]] = {}
 
@@ -105,6 +107,7 @@ class Worker:
             EVALUATE: lambda job: _evaluate(evaluator, job),
         }
         self._loop = asyncio.create_task(self._run(), name="worker")
+        self._janitor = asyncio.create_task(Janitor(store=self._store).run(), name="janitor")
         log.info("worker_started", owner=self._owner, concurrency=self._config.concurrency)
 
     async def stop(self) -> None:
@@ -112,6 +115,9 @@ class Worker:
         if self._loop is not None:
             await _cancelled([self._loop])
             self._loop = None
+        if self._janitor is not None:
+            await _cancelled([self._janitor])
+            self._janitor = None
         await _cancelled(list(self._jobs))
         if self._policy is not None:
             await self._policy.close()

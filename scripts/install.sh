@@ -3,7 +3,9 @@
 # tests) and .venv-engine (vLLM), whose pins differ. Does nothing when both are up to date.
 #   scripts/install.sh [cpu|cuda]
 set -euo pipefail
-cd "$(dirname "$0")/.."
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
+script=$root/scripts/$(basename "${BASH_SOURCE[0]}")
+cd "$root"
 
 engine=${1:-cpu}
 python=${HONE_PYTHON:-python3}
@@ -13,6 +15,7 @@ pip_options=(--quiet --disable-pip-version-check --no-input)
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 fail() { printf 'install: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
 
+case $engine in cpu | cuda) ;; *) fail "unknown engine build '$engine'" "use cpu or cuda" ;; esac
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null ||
   fail "Python 3.11, 3.12 or 3.13 is needed, and '$python' is not one" "install it, or set HONE_PYTHON"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -25,7 +28,9 @@ if ! command -v bwrap >/dev/null; then
   if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null; then
     say "installing bubblewrap"
     apt-get install -y -qq bubblewrap >/dev/null 2>&1 ||
-      { apt-get update -qq >/dev/null && apt-get install -y -qq bubblewrap >/dev/null; }
+      { apt-get update -qq >/dev/null && apt-get install -y -qq bubblewrap >/dev/null; } ||
+      fail "apt-get could not install bubblewrap: tools cannot run isolated without it" \
+        "apt-get install bubblewrap by hand, and look at what it says"
   else
     fail "bubblewrap (bwrap) was not found: tools cannot run isolated without it" \
       "sudo apt-get install bubblewrap, or your system's equivalent"
@@ -34,37 +39,60 @@ fi
 
 fingerprint() { cat "$@" | cksum | tr ' ' '-'; }
 
+# private FOLDER: a virtual environment with a working pip; one whose making was interrupted is made anew.
+private() {
+  [ -x "$1/bin/python" ] && "$1/bin/python" -m pip --version >/dev/null 2>&1 && return 0
+  rm -rf "$1"
+  "$python" -m venv "$1" || fail "$1 could not be made" "look at the lines above; is the disk full?"
+}
+
 # environment FOLDER LOCK EXTRA…: torch first with its own dependencies, then the hashed lock without any.
 environment() {
   local folder=$1 lock=$2 stamp
   shift 2
-  stamp="$folder/.installed-$(fingerprint "$lock" "$0" "$@")"
+  stamp="$folder/.installed-$(fingerprint "$lock" "$script" "$@")"
   [ -e "$stamp" ] && return 0
   say "installing $folder (this is the long part, a few minutes once)"
-  [ -x "$folder/bin/python" ] || "$python" -m venv "$folder"
-  "$folder/bin/pip" install "${pip_options[@]}" "$torch"
-  "$folder/bin/pip" install "${pip_options[@]}" --no-deps --require-hashes -r "$lock"
+  private "$folder"
+  "$folder/bin/python" -m pip install "${pip_options[@]}" "$torch"
+  "$folder/bin/python" -m pip install "${pip_options[@]}" --no-deps --require-hashes -r "$lock"
   local extra
   for extra in "$@"; do
-    "$folder/bin/pip" install "${pip_options[@]}" --no-deps --no-build-isolation --require-hashes -r "$extra"
+    "$folder/bin/python" -m pip install "${pip_options[@]}" --no-deps --no-build-isolation --require-hashes -r "$extra"
   done
   rm -f "$folder"/.installed-*
   touch "$stamp"
 }
 
+# engine_build BUILD: the two builds of vLLM share no pins, so the other one's environment is made anew.
+engine_build() {
+  local folder=.venv-engine built=cpu
+  if [ -d "$folder" ]; then
+    compgen -G "$folder/.installed-cuda*" >/dev/null && built=cuda
+    [ -e "$folder/.build" ] && built=$(cat "$folder/.build")
+    [ "$built" = "$1" ] || { say "replacing the $built engine by the $1 engine"; rm -rf "$folder"; }
+  fi
+  [ -x "$folder/bin/python" ] || private "$folder"
+  echo "$1" >"$folder/.build"
+}
+
 environment .venv requirements/main.lock requirements/main-unisolated.lock
 [ -e .venv/.editable ] && [ .venv/.editable -nt pyproject.toml ] || {
-  .venv/bin/pip install "${pip_options[@]}" --no-deps --no-build-isolation --editable .
+  .venv/bin/python -m pip install "${pip_options[@]}" --no-deps --no-build-isolation --editable .
   touch .venv/.editable
 }
 case $engine in
-  cpu) environment .venv-engine requirements/engine-cpu.lock requirements/engine-cpu-unisolated.lock ;;
+  cpu)
+    engine_build cpu
+    environment .venv-engine requirements/engine-cpu.lock requirements/engine-cpu-unisolated.lock ;;
   cuda) # vLLM's CUDA build brings its own torch; its lock depends on the driver, so it is resolved on the spot.
-    [ -e .venv-engine/.installed-cuda ] || {
+    engine_build cuda
+    stamp=.venv-engine/.installed-cuda-$(fingerprint requirements/engine-cuda.txt)
+    [ -e "$stamp" ] || {
       say "installing .venv-engine (vLLM for CUDA)"
-      [ -x .venv-engine/bin/python ] || "$python" -m venv .venv-engine
-      .venv-engine/bin/pip install "${pip_options[@]}" -r requirements/engine-cuda.txt
-      touch .venv-engine/.installed-cuda
+      private .venv-engine
+      .venv-engine/bin/python -m pip install "${pip_options[@]}" -r requirements/engine-cuda.txt
+      rm -f .venv-engine/.installed-*
+      touch "$stamp"
     } ;;
-  *) fail "unknown engine build '$engine'" "use cpu or cuda" ;;
 esac

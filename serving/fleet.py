@@ -179,7 +179,12 @@ class Fleet:
         for requests in _WARM_UP_REQUESTS:
             lengths = range(_WARM_UP_TOKENS, _WARM_UP_TOKENS + requests)
             scored = (replica.engine.prompt_logprobs(self._base.name, list(range(10, 10 + n))) for n in lengths)
-            await asyncio.gather(*scored)
+            try:
+                await asyncio.gather(*scored)
+            except HoneError as error:
+                # A cold engine is slow at its first hot-swap; that is no reason not to serve.
+                log.warning("warm_up_failed", url=replica.engine.url, error=error.message)
+                return
 
     async def _read_speculation(self) -> None:
         """Draft acceptance of the fast replicas, every ten seconds."""

@@ -22,7 +22,7 @@ Key = tuple[str, int]
 """Policy name and version number."""
 
 _SERVABLE = (ServingStatus.WANTED, ServingStatus.LIVE, ServingStatus.DRAINING, ServingStatus.UNLOADED)
-_EPISODES_LOOKED_AT = 1_000
+_EPISODES_PER_PAGE = 1_000
 
 
 @dataclass(frozen=True)
@@ -87,14 +87,22 @@ class FleetRecords:
         return self._checkpoints[key]
 
     async def busy(self, policies: Collection[str]) -> set[Key]:
-        """The versions of these Policies that running Episodes are pinned to."""
+        """The versions of these Policies that running Episodes are pinned to.
+
+        Client Episodes are pinned to none: their gateways go on with the promoted version when theirs has left.
+        """
         found: set[Key] = set()
         async with self._store.reading() as unit:
             for policy in policies:
-                running = await unit.episodes.list(
-                    policy=policy, status=EpisodeStatus.RUNNING, limit=_EPISODES_LOOKED_AT
-                )
-                found |= {(policy, episode.version) for episode in running if episode.version is not None}
+                before = None
+                while True:
+                    page = await unit.episodes.list(
+                        policy=policy, status=EpisodeStatus.RUNNING, limit=_EPISODES_PER_PAGE, before=before
+                    )
+                    found |= {(policy, episode.version) for episode in page if episode.version is not None}
+                    if len(page) < _EPISODES_PER_PAGE:
+                        break
+                    before = page[-1].id
         return found
 
     async def commit(
@@ -151,7 +159,7 @@ class FleetRecords:
 
 async def _set_serving(unit: UnitOfWork, key: Key, change: ServingChange) -> None:
     """Read and write in one transaction: others change other fields of the same version."""
-    stored = await unit.versions.get(*key)
+    stored = await unit.versions.get(*key, lock=True)
     if stored.serving is change.status:
         return
     if change.status not in SERVING_TRANSITIONS.successors(stored.serving):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import structlog
 
-from core.errors import AdapterRejected, CorruptArtefact, HoneError, ProbeFailed
+from core.errors import AdapterRejected, CorruptArtefact, HoneError, ProbeFailed, boundary
 from core.policy import Base, Checkpoint, PolicyVersion
 from core.variant import LoadedVersion
 from serving.engines.base import Engine
@@ -41,10 +41,12 @@ def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None
             f"'{base.name}' has {base.fingerprint[:8]})"
         )
     path = Path(checkpoint.path)
-    found = folder_checksum(path)
-    if found != checkpoint.checksum:
-        raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
-    check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+    # Whatever a file holds, it is the version that is refused, never the fleet that ends.
+    with boundary(CorruptArtefact, f"checking {path}"):
+        found = folder_checksum(path)
+        if found != checkpoint.checksum:
+            raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
+        check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
 
 
 async def swap_in(

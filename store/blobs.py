@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import errno
+import os
 import re
 import secrets
 from typing import Any
@@ -96,9 +97,21 @@ class Blobs:
         try:
             with self._filesystem.open(temporary, "wb") as file:
                 file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
             self._filesystem.mv(temporary, path)
+            _sync_folder(path.rpartition("/")[0])
         except OSError:
             # The rest of the temporary file may be unreachable too; the first error is the one to report.
             with contextlib.suppress(OSError):
                 self._filesystem.rm_file(temporary)
             raise
+
+
+def _sync_folder(path: str) -> None:
+    # A new name is only as durable as the folder that it is in.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

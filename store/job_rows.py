@@ -100,14 +100,14 @@ class JobRows:
 
     async def get(self, job_id: str) -> Job:
         """One job; raises NotFound."""
-        return await self._one(_select_jobs().where(JOBS.c.id == job_id), job_id)
+        return await self._one(select_jobs().where(JOBS.c.id == job_id), job_id)
 
     async def get_many(self, job_ids: Sequence[str]) -> list[Job]:
         """Jobs in the order of ``job_ids``; raises NotFound."""
         found: dict[str, Job] = {}
         for start in range(0, len(job_ids), 1000):
-            query = _select_jobs().where(JOBS.c.id.in_(job_ids[start : start + 1000]))
-            found.update({row.id: _job(row) for row in await self._connection.rows(query)})
+            query = select_jobs().where(JOBS.c.id.in_(job_ids[start : start + 1000]))
+            found.update({row.id: job_of(row) for row in await self._connection.rows(query)})
         for job_id in job_ids:
             if job_id not in found:
                 raise _missing(job_id)
@@ -121,8 +121,8 @@ class JobRows:
 
     async def dead(self, limit: int) -> list[Job]:
         """Dead jobs, the newest first."""
-        query = _select_jobs().where(JOBS.c.status == JobStatus.DEAD).order_by(JOBS.c.sequence.desc())
-        return [_job(row) for row in await self._connection.rows(query.limit(limit))]
+        query = select_jobs().where(JOBS.c.status == JobStatus.DEAD).order_by(JOBS.c.sequence.desc())
+        return [job_of(row) for row in await self._connection.rows(query.limit(limit))]
 
     def _ready(self, kinds: Collection[str]) -> ColumnElement[bool]:
         return and_(JOBS.c.status == JobStatus.QUEUED, JOBS.c.kind.in_(list(kinds)), JOBS.c.run_after <= self._now)
@@ -131,7 +131,7 @@ class JobRows:
         return and_(JOBS.c.status == JobStatus.LEASED, JOBS.c.lease_until <= self._now)
 
     async def _locked(self, job_id: str) -> Job:
-        return await self._one(_select_jobs().where(JOBS.c.id == job_id).with_for_update(), job_id)
+        return await self._one(select_jobs().where(JOBS.c.id == job_id).with_for_update(), job_id)
 
     async def _move(self, job_id: str, **values: Any) -> Job:
         statement = update(JOBS).where(JOBS.c.id == job_id).values(**values, **_NO_LEASE)
@@ -139,19 +139,20 @@ class JobRows:
 
     async def _changed(self, statement: Update) -> list[Job]:
         rows = await self._connection.change_returning(statement.returning(*JOBS.c))
-        return [_job(row) for row in sorted(rows, key=lambda row: (-row.priority, row.sequence))]
+        return [job_of(row) for row in sorted(rows, key=lambda row: (-row.priority, row.sequence))]
 
     async def _with_key(self, key: str | None) -> Job:
-        return await self._one(_select_jobs().where(JOBS.c.idempotency_key == key), f"with key {key}")
+        return await self._one(select_jobs().where(JOBS.c.idempotency_key == key), f"with key {key}")
 
     async def _one(self, query: Select[Any], label: str) -> Job:
         row = await self._connection.row(query)
         if row is None:
             raise _missing(label)
-        return _job(row)
+        return job_of(row)
 
 
-def _select_jobs() -> Select[Any]:
+def select_jobs() -> Select[Any]:
+    """All columns of jobs."""
     return select(*JOBS.c)
 
 
@@ -164,7 +165,8 @@ def _row(job: Job) -> dict[str, Any]:
     return row | {name: None if row[name] is None else json.dumps(row[name]) for name in _JSON_FIELDS}
 
 
-def _job(row: Row[Any]) -> Job:
+def job_of(row: Row[Any]) -> Job:
+    """The Job in a row of ``select_jobs``."""
     values = dict(row._mapping)
     del values["sequence"]
     for name in _JSON_FIELDS:

@@ -10,6 +10,7 @@ from store.repositories.drafters import Drafters
 from store.repositories.episodes import EpisodeGroups, Episodes
 from store.repositories.evaluations import Evaluations
 from store.repositories.experiments import Assignments, Experiments
+from store.repositories.jobs import Jobs
 from store.repositories.policies import Bases, Policies
 from store.repositories.policy_versions import PolicyVersions
 from store.repositories.releases import Releases
@@ -45,3 +46,4 @@ class UnitOfWork:
         self.api_keys = ApiKeys(connection)
         self.audit = AuditRecords(connection)
         self.runs = TrainingRuns(connection)
+        self.jobs = Jobs(connection)

@@ -5,6 +5,7 @@ file. Values are read as TOML where they parse as such (numbers, booleans, lists
 """
 
 import os
+import re
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +19,20 @@ from core.errors import ConfigurationError
 PREFIX = "HONE_"
 FILE_VARIABLE = "HONE_CONFIG"
 DEFAULT_FILE = Path("hone.toml")
+NOT_KEYS = frozenset(
+    {
+        "HONE_PYTHON",
+        "HONE_TEST_POSTGRES_URL",
+        "HONE_TEST_REDIS_URL",
+        "HONE_POSTGRES_PASSWORD",
+        "HONE_IMAGE_TARGET",
+    }
+)
+"""Variables of the installer, the tests and the compose file: they share the prefix, and any other is a key."""
+
+_URL_PASSWORD = re.compile(r"(://[^\s/@:]*:)\S+(@)")
+_QUERY_PASSWORD = re.compile(r"([?&]password=)[^&\s]+", re.IGNORECASE)
+_MASK = "**********"
 
 
 def load_config(
@@ -43,8 +58,8 @@ def load_config(
 
 
 def masked(config: HoneConfig) -> dict[str, Any]:
-    """The configuration as plain data with every secret masked, for printing."""
-    dumped: dict[str, Any] = config.model_dump(mode="json")
+    """The configuration as plain data with every secret, and every password inside a URL, masked, for printing."""
+    dumped: dict[str, Any] = _without_passwords(config.model_dump(mode="json"))
     return dumped
 
 
@@ -85,10 +100,20 @@ def _read_file(path: Path | None, variables: Mapping[str, str]) -> dict[str, Any
         raise ConfigurationError(f"{chosen} is not valid TOML: {error}") from error
 
 
+def _without_passwords(value: Any) -> Any:
+    if isinstance(value, str):
+        return _QUERY_PASSWORD.sub(rf"\g<1>{_MASK}", _URL_PASSWORD.sub(rf"\g<1>{_MASK}\g<2>", value))
+    if isinstance(value, dict):
+        return {key: _without_passwords(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_passwords(item) for item in value]
+    return value
+
+
 def _variables(variables: Mapping[str, str]) -> dict[str, str]:
     found = {}
     for key, value in variables.items():
-        if key.startswith(PREFIX) and key != FILE_VARIABLE:
+        if key.startswith(PREFIX) and key != FILE_VARIABLE and key not in NOT_KEYS:
             found[key.removeprefix(PREFIX).replace("__", ".").lower()] = value
     return found
 

@@ -42,8 +42,8 @@ class GatewaySection(Section):
 
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = Field(default=8400, ge=0, le=65535)
-    """Port to listen on; 0 picks a free one."""
+    port: int = Field(default=8400, ge=1, le=65535)
+    """Port to listen on."""
     request_timeout_seconds: float = Field(default=600.0, gt=0)
     """Longest time that an engine may take for one answer."""
     recorder_buffer_turns: int = Field(default=10_000, ge=1)

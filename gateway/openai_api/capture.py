@@ -17,7 +17,9 @@ Endpoint = Literal["chat.completions", "completions"]
 Fields = dict[str, Raw]
 
 MAX_CHOICES = 128
-"""Most choices of one request, as in the OpenAI API."""
+"""Most answers to one prompt, as in the OpenAI API."""
+MAX_ANSWERS = 1024
+"""Most answers of one request: its prompts times ``n``."""
 INJECTED_FIELDS = ("return_token_ids", "logprobs")
 
 _decode_fields = msgspec.json.Decoder(Fields).decode
@@ -201,4 +203,12 @@ def _count_choices(endpoint: Endpoint, fields: Fields) -> int:
         return n
     prompt = value_of(fields, "prompt")
     several = isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], str | list)
-    return n * len(prompt) if several else n
+    if not several:
+        return n
+    if n * len(prompt) > MAX_ANSWERS:
+        raise InvalidRequest(
+            f"{len(prompt)} prompts with n = {n} are more than {MAX_ANSWERS} answers",
+            hint="send several requests",
+            param="prompt" if len(prompt) > MAX_ANSWERS else "n",
+        )
+    return n * len(prompt)

@@ -23,19 +23,21 @@ from gateway import asgi
 from gateway.asgi import ClientLeft, ClientWatch
 from gateway.auth import require_scope
 from gateway.episodes import HeldEpisode
-from gateway.errors import JSON_HEADER, encode, error_body, error_headers, request_id_of
+from gateway.errors import JSON_HEADER, encode, error_body, error_headers, must_be_logged, request_id_of
 from gateway.idempotency import RecordedAnswer
-from gateway.middleware import CLIENT_LEFT, MODEL_LABEL
+from gateway.middleware import CLIENT_LEFT, MODEL_LABEL, STREAM_BROKEN
 from gateway.openai_api.capture import MAX_CHOICES, AnswerRewriter, Endpoint, InferenceRequest, parse_request
 from gateway.openai_api.dispatch import Answered, Dispatch
 from gateway.openai_api.relay import StreamRelay
-from gateway.openai_api.turns import Capture
+from gateway.openai_api.turns import ENGINE_FAILED, Capture
 from gateway.state import Gateway
 from serving.pool import Route
 
 log = structlog.get_logger(__name__)
 
 _TAIL_SECONDS = 1.0
+_CONSENTING = (b"true", b"1")
+"""Values of ``x-hone-train`` that leave the key's consent as it is; any other one withdraws it."""
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -77,25 +79,28 @@ class InferenceEndpoint:
         except ClientLeft:
             scope[CLIENT_LEFT] = True
         except HoneError as error:
-            if error.status >= 500:
-                log.warning("request_failed", request_id=request_id_of(scope), code=error.code, error=error.message)
-            await asgi.send_answer(send, error.status, error_headers(error), encode(error_body(error)))
+            request_id = request_id_of(scope)
+            if must_be_logged(error):
+                log.warning("request_failed", request_id=request_id, code=error.code, error=error.message)
+            body = encode(error_body(error, request_id))
+            await asgi.send_answer(send, error.status, error_headers(error), body)
 
     async def _serve(self, scope: asgi.Scope, receive: asgi.Receive, send: asgi.Send) -> None:
         started_at, clock = time.time(), time.perf_counter()
         headers = asgi.header_map(scope)
         key = require_scope(await self._gateway.authenticator.authenticate(headers), Scope.INFERENCE)
         request = parse_request(self._endpoint, await asgi.read_body(receive))
-        call = await self._open_call(key, request, headers, request_id_of(scope))
-        call.started_at, call.clock = started_at, clock
+        idempotency_key = _text(headers, b"idempotency-key")
         with ClientWatch(receive) as watch:
-            async with AsyncExitStack() as stack:
+            async with self._gateway.answers.one_at_a_time(key.tenant_id, idempotency_key), AsyncExitStack() as stack:
+                call = await self._open_call(key, request, headers, request_id_of(scope))
+                call.started_at, call.clock = started_at, clock
                 answered = await self._dispatch.send(request, call.held, stack)
                 route = answered.route
                 scope[MODEL_LABEL] = str(ModelName(name=route.policy, variant=route.variant))
                 self._gateway.episodes.began(call.held, route.policy, route.version)
                 if request.stream:
-                    await self._stream(call, answered, send, watch)
+                    scope[STREAM_BROKEN] = await self._stream(call, answered, send, watch) == ENGINE_FAILED
                 else:
                     await self._whole(call, answered, send, watch)
 
@@ -119,7 +124,7 @@ class InferenceEndpoint:
             index=None if repeated is None else repeated.index,
             request_id=request_id,
             idempotency_key=idempotency_key,
-            consent=key.training_granted and headers.get(b"x-hone-train", b"").strip().lower() != b"false",
+            consent=key.training_granted and headers.get(b"x-hone-train", b"true").strip().lower() in _CONSENTING,
             started_at=0.0,
             clock=0.0,
         )
@@ -136,7 +141,8 @@ class InferenceEndpoint:
         finally:
             self._record(self._capture(call, answered.route, [answered.body]), call)
 
-    async def _stream(self, call: _Call, answered: Answered, send: asgi.Send, watch: ClientWatch) -> None:
+    async def _stream(self, call: _Call, answered: Answered, send: asgi.Send, watch: ClientWatch) -> str | None:
+        """Relay the stream; why it did not reach its end, or None."""
         metrics = self._gateway.metrics
         relay = StreamRelay(
             rewriter=AnswerRewriter(call.request.plan, public_name(answered.route)),
@@ -158,6 +164,7 @@ class InferenceEndpoint:
                     self._record(capture, call)
         if relay.broken is None:
             await _finish_reading(answered.response)
+        return relay.broken
 
     def _capture(self, call: _Call, route: Route, payloads: list[bytes]) -> Capture:
         return Capture(

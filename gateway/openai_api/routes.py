@@ -10,10 +10,10 @@ from gateway.asgi import AsgiApp
 from gateway.dependencies import errors
 from gateway.openai_api.documents import ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest
 
-_ERRORS = errors(400, 401, 403, 404, 409, 429, 502, 503)
+_ERRORS = errors(400, 401, 403, 404, 409, 413, 429, 502, 503)
 _HEADERS_IN = (
     ("x-hone-episode-id", "Continue this Episode; left out: a new one."),
-    ("x-hone-train", "`false`: this request does not train, whatever the key grants."),
+    ("x-hone-train", "Anything but `true` or `1`: this request does not train, whatever the key grants."),
     ("idempotency-key", "A repeated request with the same key adds no second Turn."),
     ("x-request-id", "Comes back in the answer and stands in the logs."),
 )

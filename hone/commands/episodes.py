@@ -29,11 +29,11 @@ def list_(
         version = episode.get("version")
         reward = episode.get("reward")
         rows.add_row(
-            episode["id"],
-            episode["policy"] + ("" if version is None else f"@{version}"),
-            episode.get("domain") or "-",
-            episode["purpose"],
-            episode["status"],
+            escape(episode["id"]),
+            escape(episode["policy"] + ("" if version is None else f"@{version}")),
+            escape(episode.get("domain") or "-"),
+            escape(episode["purpose"]),
+            escape(episode["status"]),
             "-" if reward is None else f"{reward:.2f}",
         )
     console().print(rows)
@@ -53,15 +53,19 @@ def show(
         return
     screen = console()
     episode = found["episode"]
-    screen.print(f"[bold]{episode['id']}[/] {episode['policy']} {episode['status']} {episode.get('error') or ''}")
+    error = escape(episode.get("error") or "")
+    screen.print(f"[bold]{escape(episode['id'])}[/] {escape(episode['policy'])} {escape(episode['status'])} {error}")
     for turn in found["turns"]:
         for message in turn["messages"]:
-            screen.print(f"[cyan]{message['role']}[/] {escape(str(message.get('content') or ''))}")
+            screen.print(f"[cyan]{escape(str(message['role']))}[/] {escape(str(message.get('content') or ''))}")
         screen.print(f"[green]assistant[/] {escape(str(turn['response'].get('content') or ''))}")
         spans = ", ".join(f"@{span['version']}" for span in turn["policy_spans"])
         counts = f"{len(turn['prompt_ids'])} prompt + {len(turn['output_ids'])} sampled tokens"
-        screen.print(f"[dim]{turn['id']} {spans} {turn['variant']}, {counts}[/]")
+        screen.print(f"[dim]{escape(turn['id'])} {spans} {escape(turn['variant'])}, {counts}[/]")
     for result in episode["tool_results"]:
-        screen.print(f"[magenta]{result['tool']}[/] {result['outcome']}: {escape(result['output'][:500])}")
+        tool, outcome = escape(result["tool"]), escape(result["outcome"])
+        screen.print(f"[magenta]{tool}[/] {outcome}: {escape(result['output'][:500])}")
     for verdict in found["verdicts"]:
-        screen.print(f"[yellow]{verdict['verifier']}[/] {verdict['status']} score {verdict['score']:.2f}")
+        screen.print(
+            f"[yellow]{escape(verdict['verifier'])}[/] {escape(verdict['status'])} score {verdict['score']:.2f}"
+        )

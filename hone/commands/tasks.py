@@ -8,17 +8,15 @@ import typer
 from rich.markup import escape
 
 from core.config.schema import HoneConfig
-from core.errors import SandboxError
-from core.job import Job, JobStatus
+from core.job import Job
 from core.task import Split, Task
 from hone.bootstrap import migrate
+from hone.jobs import finished, nothing_to_check
 from hone.opened_store import opened_store
 from hone.output import clear_errors, console, table
 from hone.settings import load_settings
 from sandbox.domains.registry import domain_source
 from sandbox.task_folder import load_task_folder
-from store.events import JOBS
-from store.store import Store
 
 app = typer.Typer(no_args_is_help=True, help="Tasks and their Domains.")
 
@@ -114,18 +112,7 @@ async def _run(
             "run_id": None,
         }
         job = await store.queue.enqueue("rollout", payload, priority=10)
-        return await _finished(store, job)
-
-
-async def _finished(store: Store, job: Job) -> Job:
-    async with asyncio.timeout(_RUN_TIMEOUT_SECONDS), store.events.subscribe([JOBS]) as subscription:
-        while True:
-            job = await store.queue.get(job.id)
-            if job.status is JobStatus.DONE:
-                return job
-            if job.status in {JobStatus.DEAD, JobStatus.CANCELLED}:
-                raise SandboxError(f"the attempt failed: {job.error}", hint="see 'hone doctor' and the logs")
-            await subscription.wait(1.0)
+        return await finished(store, job, check=nothing_to_check, seconds=_RUN_TIMEOUT_SECONDS)
 
 
 def _split(text: str) -> Split:

@@ -7,10 +7,13 @@ import typer
 
 from core.config.schema import HoneConfig
 from core.errors import InvalidRequest
+from hone.jobs import nothing_to_check
 from hone.opened_store import opened_store
 from hone.output import clear_errors, console
 from hone.settings import load_settings
 from hone.training import request_run, watch_run
+
+_QUEUED_SECONDS = 30.0
 
 
 @clear_errors
@@ -52,7 +55,8 @@ async def _train(
             seed=seed,
         )
         screen.print(f"run {run_id}: {algorithm} from {policy_name}@{start}, {steps} steps")
-        async for step in watch_run(store, run_id=run_id, job=job):
+        steps_done = watch_run(store, run_id=run_id, job=job, check=nothing_to_check, queued_seconds=_QUEUED_SECONDS)
+        async for step in steps_done:
             reward = "" if step.reward_mean is None else f" reward {step.reward_mean:.3f}"
             screen.print(f"step {step.step}: @{step.version}{reward} loss {step.loss:.4f}")
         screen.print("done; see 'hone policies show' for the versions")

@@ -28,6 +28,8 @@ def verdict_sentence(summary: Summary, figures: Figures) -> str:
         f"{100 * figures.trained.success:.1f}% on {figures.trained.tasks} Tasks; the paired difference is "
         f"{100 * gain.mean:+.1f} points, 95% interval [{100 * gain.low:+.1f}, {100 * gain.high:+.1f}]"
     )
+    if summary.outcome == "failed":
+        return f"The run failed, so its figures prove nothing ({summary.error}): {figures_text}."
     if summary.outcome == "proven":
         return f"Better, and proven so: {figures_text}."
     return f"Not proven better, so nothing was promoted: {figures_text}."
@@ -89,8 +91,8 @@ def _page(summary: Summary, figures: Figures, next_steps: Sequence[str]) -> str:
         f"<h2>Held-out success</h2>{comparison}"
         f"<p>Every version attempted the same {figures.trained.tasks} held-out Tasks once, at temperature "
         f"{figures.trained.temperature:g}. Whiskers are 95% Wilson intervals of each share; the verdict rests on "
-        f"the paired bootstrap over Tasks. The warm-up's demonstrations are of mixed quality on purpose: half of them "
-        f"forget to print, and only running the code tells which (docs/demo.md).</p>"
+        f"the paired bootstrap over Tasks. The warm-up's demonstrations are of mixed quality on purpose: half of "
+        f"them forget to print, and only running the code tells which (docs/demo.md).</p>"
         f"<h2>Training reward</h2>{reward_picture}"
         f"<h2>Checks</h2><table><tr><th>check<th>value<th>unit<th>target</tr>{rows}</table>"
         f"<h2>Where the time went</h2><table>{stages}</table>"

@@ -4,30 +4,33 @@ from pathlib import Path
 from types import TracebackType
 
 import httpx
-from openai import AsyncOpenAI
+from openai import AsyncOpenAI, DefaultAsyncHttpxClient
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.markup import escape
 
 from core.config.schema import HoneConfig
-from core.errors import EngineError, LearnerError
+from core.errors import LearnerError
 from core.evaluation import Evaluation
-from core.job import Job, JobStatus
+from core.job import Job
+from core.noun import now
 from core.run import TrainingRun
 from core.statistics import Interval, wilson_interval
 from core.task import Split
-from core.variant import Deployment
 from hone.admin_client import AdminClient, local_admin
 from hone.demo.plan import POLICY, DemoPlan
 from hone.demo.summary import Figures, Stopwatch
+from hone.jobs import finished
 from hone.local_keys import read_local_keys
 from hone.training import request_run, watch_run
-from hone.up import PROCESSES, engines_ready, gateway_answers, make_supervisor, prepare
+from hone.up import PROCESSES, engines_ready, gateway_answers, make_supervisor, prepare, stop_everything
 from sandbox.domains.registry import domain_source
-from store.events import JOBS
 from store.store import Store
 
 _QUESTION = "What is the capital of France?"
+_EVALUATION_SECONDS = 1800.0
+_STREAM_BROKEN = 599
+"""The gateway's status for a stream that an engine broke off after its start."""
 _SPLITS: tuple[Split, ...] = ("warmup", "train", "heldout")
 
 
@@ -60,13 +63,15 @@ class Demo:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._store is not None:
-            await self._store.close()
-        if self._keep and error is None:
-            self._say_what_runs()
-        else:
-            self._say("stopping what was started")
-            await self._supervisor.stop()
+        try:
+            if self._store is not None:
+                await self._store.close()
+        finally:
+            if self._keep and error is None:
+                self._say_what_runs()
+            else:
+                self._say("stopping what was started")
+                await stop_everything(self._config, self._supervisor)
 
     async def prepare(self) -> None:
         """Base model, database, keys, Domains, Tasks."""
@@ -85,6 +90,7 @@ class Demo:
         """Gateway, fleet, worker and learner; the warm-up is asked for at once, so it trains meanwhile."""
         with self._stopwatch.stage("start"):
             self._title("2. gateway, engines, worker, learner")
+            started_at = now()
             for name in PROCESSES:
                 await self._supervisor.start(name)
             await gateway_answers(self._config, self._supervisor)
@@ -102,7 +108,7 @@ class Demo:
                 overrides=self.plan.sft_overrides,
             )
             with self._screen.status("vLLM is starting: about a minute"):
-                ready = await engines_ready(self._config, self.store, self._supervisor, _ignore)
+                ready = await engines_ready(self._config, self.store, self._supervisor, started_at=started_at)
             for deployment in ready:
                 self._say(f"{deployment.variant} variant ready on {deployment.url}")
 
@@ -124,7 +130,7 @@ class Demo:
             run_id, job = self._warmup
             version = 0
             with self._screen.status("training on demonstrations"):
-                async for step in watch_run(self.store, run_id=run_id, job=job):
+                async for step in watch_run(self.store, run_id=run_id, job=job, check=self._supervisor.check):
                     version = step.version
                     self._say(f"{POLICY}@{step.version}: loss {step.loss:.3f}")
             return version
@@ -144,7 +150,7 @@ class Demo:
                 overrides=self.plan.grpo_overrides,
             )
             with self._screen.status("attempting, judging, training, swapping"):
-                async for step in watch_run(self.store, run_id=run_id, job=job):
+                async for step in watch_run(self.store, run_id=run_id, job=job, check=self._supervisor.check):
                     reward = step.reward_mean or 0.0
                     bar = "█" * round(reward * 30)
                     self._screen.print(
@@ -170,7 +176,7 @@ class Demo:
             }
             job = await self.store.queue.enqueue("evaluate", payload, priority=5)
             with self._screen.status("both versions attempt the same Tasks"):
-                await self._finished(job)
+                await finished(self.store, job, check=self._supervisor.check, seconds=_EVALUATION_SECONDS)
             async with self.store.transaction() as tx:
                 evaluation = (await tx.evaluations.list(POLICY, version))[-1]
             gain = evaluation.gain
@@ -211,6 +217,13 @@ class Demo:
             swap_seconds=tuple(item.swap_seconds for item in versions if item.swap_seconds is not None),
         )
 
+    async def trouble(self) -> str | None:
+        """What went wrong so far though every stage passed: failed requests, processes that died; None: nothing."""
+        _, failed = await self._request_counts()
+        found = [f"{failed} requests failed"] if failed else []
+        found += [f"the {name} process died {times} times" for name, times in self._supervisor.deaths.items()]
+        return ", ".join(found) or None
+
     def next_steps(self) -> list[str]:
         """Commands worth trying after the demo."""
         state = self._config.data_dir
@@ -241,7 +254,11 @@ class Demo:
         return local_admin(self._config)
 
     async def _ask(self, model: str, question: str) -> tuple[httpx.Headers, str]:
-        client = AsyncOpenAI(base_url=f"{self._config.gateway_url}/v1", api_key=read_local_keys(self._config).admin)
+        client = AsyncOpenAI(
+            base_url=f"{self._config.gateway_url}/v1",
+            api_key=read_local_keys(self._config).admin,
+            http_client=DefaultAsyncHttpxClient(trust_env=False),
+        )
         async with client:
             raw = await client.chat.completions.with_raw_response.create(
                 model=model,
@@ -255,30 +272,11 @@ class Demo:
         headers, _ = await self._ask(POLICY, _QUESTION)
         return f"{POLICY}@{headers['x-hone-policy-version']}"
 
-    async def _finished(self, job: Job) -> None:
-        async with self.store.events.subscribe([JOBS]) as subscription:
-            while True:
-                self._supervisor.check()
-                job = await self.store.queue.get(job.id)
-                if job.status is JobStatus.DONE:
-                    return
-                if job.status in {JobStatus.DEAD, JobStatus.CANCELLED}:
-                    raise EngineError(f"the evaluation failed: {job.error}", hint="see the worker's log")
-                await subscription.wait(1.0)
-
     async def _request_counts(self) -> tuple[int, int]:
         """All requests to the API, and those that failed by no fault of the client."""
-        async with httpx.AsyncClient() as client:
-            text = (await client.get(f"{self._config.gateway_url}/metrics")).text
-        total = failed = 0.0
-        for family in text_string_to_metric_families(text):
-            if family.name != "hone_requests":
-                continue
-            for sample in family.samples:
-                if sample.name == "hone_requests_total" and sample.labels["route"].startswith("/v1/"):
-                    total += sample.value
-                    failed += sample.value if int(sample.labels["status"]) >= 400 else 0.0
-        return int(total), int(failed)
+        async with httpx.AsyncClient(trust_env=False) as client:
+            text = (await client.get(f"{self._config.gateway_url}/metrics")).raise_for_status().text
+        return request_counts(text)
 
     def _say(self, text: str) -> None:
         self._screen.print(f"  [dim]{escape(text)}[/]")
@@ -292,12 +290,24 @@ class Demo:
         self._say(f"left running: {self._config.gateway_url}/v1; stop it with: kill {pids}")
 
 
+def request_counts(metrics: str) -> tuple[int, int]:
+    """Requests to the API and those that failed, with streams that broke off, from the gateway's metrics text."""
+    total = failed = broken = streams_broken = 0.0
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            if sample.name == "hone_requests_total" and sample.labels["route"].startswith("/v1/"):
+                total += sample.value
+                status = int(sample.labels["status"])
+                broken += sample.value if status == _STREAM_BROKEN else 0.0
+                failed += sample.value if status >= 400 and status != _STREAM_BROKEN else 0.0
+            elif sample.name == "hone_stream_failures_total":
+                streams_broken += sample.value
+    # The gateway counts a broken stream in both metrics: once is enough here.
+    return int(total), int(failed + max(broken, streams_broken))
+
+
 def _share(share: float, tasks: int) -> Interval:
     return wilson_interval(round(share * tasks), tasks)
-
-
-def _ignore(_: list[Deployment]) -> None:
-    return None
 
 
 def _relative(path: Path) -> str:

@@ -15,8 +15,8 @@ from store.store import Store
 async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
     """Reconcile wanted and live Deployments until ``stop`` is set."""
     fleet = Fleet(config=config, store=store, base=await _base(config, store), registry=registry)
-    await fleet.start()
     try:
+        await fleet.start()
         await until_stopped(stop, fleet.wait())
     finally:
         await fleet.stop()

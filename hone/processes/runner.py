@@ -58,7 +58,7 @@ async def _run(name: str, config: HoneConfig, serve: Serve, metrics_port: int) -
     registry = process_registry()
     if metrics_port:
         _serve_metrics(config.metrics_host, metrics_port, registry)
-    store = await Store.open(config)
+    store = await Store.open(config, registry=registry)
     try:
         log.info("process.started", process=name)
         await serve(config, store, registry, stop)

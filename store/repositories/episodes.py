@@ -1,5 +1,7 @@
 """Episodes and EpisodeGroups in the store."""
 
+from collections.abc import Sequence
+
 from sqlalchemy import select, tuple_
 
 from core.episode import EPISODE_TRANSITIONS, Episode, EpisodeGroup, EpisodeStatus
@@ -19,9 +21,15 @@ class Episodes(Repository[Episode]):
         """Add a new Episode; raises Conflict when the id is taken."""
         await self._add(episode)
 
-    async def get(self, episode_id: str) -> Episode:
+    async def get(self, episode_id: str, *, lock: bool = False) -> Episode:
         """One Episode; raises NotFound."""
-        return await self._get(episode_id)
+        return await self._get(episode_id, lock=lock)
+
+    async def unfinished(self, *, created_before: float, limit: int = 1_000) -> Sequence[Episode]:
+        """Episodes still running or not judged that began before a Unix time, oldest first."""
+        wanted = [status for status in EpisodeStatus if not EPISODE_TRANSITIONS.is_terminal(status)]
+        query = self._select().where(EPISODES.c.status.in_(wanted), EPISODES.c.created_at < created_before)
+        return await self._all(query.order_by(EPISODES.c.created_at, EPISODES.c.id).limit(limit))
 
     async def update(self, episode: Episode) -> None:
         """Replace; raises NotFound, and InvalidTransition when the stored status forbids the new one."""

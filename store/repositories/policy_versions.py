@@ -52,11 +52,14 @@ class PolicyVersions(Repository[PolicyVersion]):
         await self._add(minted)
         return minted
 
-    async def get(self, policy: str, version: int) -> PolicyVersion:
-        """One version; 0 is the Base, always live. Raises NotFound."""
+    async def get(self, policy: str, version: int, *, lock: bool = False) -> PolicyVersion:
+        """One version; 0 is the Base, always live. Raises NotFound.
+
+        Lock what is to be updated: pins and serving status have different writers.
+        """
         if version == 0:
             return _base_version(await Policies(self._connection).get(policy))
-        return await self._get(policy, version)
+        return await self._get(policy, version, lock=lock)
 
     async def list_serving(self, statuses: Collection[ServingStatus]) -> list[PolicyVersion]:
         """The minted versions of all Policies that have one of these statuses."""

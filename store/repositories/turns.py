@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, select
+from sqlalchemy import Row, Select, func, select
 
 from core.errors import CorruptArtefact, NotFound
 from core.turn import Turn
@@ -64,6 +64,13 @@ class Turns(Repository[Turn]):
             found.update(row.id for row in await self._connection.rows(page))
         return found
 
+    async def newest(self, episode_ids: Sequence[str]) -> dict[str, float]:
+        """When the newest Turn of each of these Episodes was made, for those that have one."""
+        newest = func.max(TURNS.c.created_at).label("newest")
+        query = select(TURNS.c.episode_id, newest).where(TURNS.c.episode_id.in_(list(episode_ids)))
+        rows = await self._connection.rows(query.group_by(TURNS.c.episode_id))
+        return {row.episode_id: row.newest for row in rows}
+
     def _query(self) -> Select[Any]:
         return self._select().add_columns(TURNS.c.id, TURNS.c.tokens, TURNS.c.tokens_blob)
 
@@ -79,7 +86,10 @@ class Turns(Repository[Turn]):
     async def _unpacked(self, row: Row[Any]) -> Turn:
         check_schema_version(row.schema_version, Turn)
         data = row.tokens if row.tokens_blob is None else await self._fetched(row)
-        arrays = dict(zip(_ARRAYS, _DECODER.decode(data), strict=True))
+        try:
+            arrays = dict(zip(_ARRAYS, _DECODER.decode(data), strict=True))
+        except msgspec.DecodeError as error:
+            raise CorruptArtefact(f"the tokens of Turn {row.id} cannot be read: {error}") from error
         return Turn.model_validate(json.loads(row.payload) | arrays)
 
     async def _fetched(self, row: Row[Any]) -> bytes:

@@ -7,7 +7,7 @@ import pytest
 
 from core.access import ApiKey, AuditRecord, Scope, Tenant
 from core.episode import EpisodeGroup, EpisodeStatus
-from core.errors import Conflict, InvalidTransition, NotFound, StoreError
+from core.errors import Conflict, InvalidTransition, LeaseLost, NotFound, StoreError
 from core.experiment import Arm, Assignment, Experiment
 from core.policy import Base, Policy, ServingStatus
 from core.release import ReleaseStatus
@@ -15,6 +15,7 @@ from core.run import StepMetrics, TrainingRun
 from core.task import Domain
 from core.variant import Drafter
 from core.verdict import Reward
+from store.held_versions import held, pin, unpin
 from store.store import Store
 from tests import nouns
 
@@ -276,6 +277,68 @@ async def test_a_version_follows_its_serving_status(store: Store) -> None:
         assert await work.versions.list_serving([ServingStatus.WANTED, ServingStatus.LIVE]) == []
         with pytest.raises(InvalidTransition):
             await work.versions.update(version)
+
+
+async def test_pins_and_serving_status_changed_at_once_both_survive(store: Store) -> None:
+    """Writers of different fields of one version lock it, so that none overwrites another."""
+    await add_policy(store)
+    async with store.transaction() as work:
+        await work.versions.mint("coder", kind="lora", origin="sft")
+
+    async def serve(status: ServingStatus) -> None:
+        async with store.transaction() as work:
+            stored = await work.versions.get("coder", 1, lock=True)
+            await asyncio.sleep(0.02)
+            await work.versions.update(stored.model_copy(update={"serving": status}))
+
+    holders = [f"job_{number}" for number in range(6)]
+    await asyncio.gather(serve(ServingStatus.LIVE), *(pin(store, "coder", 1, holder) for holder in holders))
+    await asyncio.gather(serve(ServingStatus.DRAINING), *(unpin(store, "coder", 1, one) for one in holders[:3]))
+    async with store.reading() as work:
+        version = await work.versions.get("coder", 1)
+    assert version.serving is ServingStatus.DRAINING
+    assert sorted(version.pins) == holders[3:]
+
+
+async def test_held_versions_take_back_only_their_own_pins(store: Store) -> None:
+    """When one of two versions does not exist, the other is unpinned, and the first error rises."""
+    await add_policy(store)
+    async with store.transaction() as work:
+        await work.versions.mint("coder", kind="lora", origin="sft", pins=("operator",))
+    with pytest.raises(NotFound, match="coder@9"):
+        async with held(store, "coder", (0, 1, 9), holder="job_1"):
+            raise AssertionError("not reached")
+    async with store.reading() as work:
+        assert (await work.versions.get("coder", 1)).pins == ("operator",)
+
+
+async def test_a_run_is_changed_by_its_newest_lease_only(store: Store) -> None:
+    """Whoever took the run over, under a later token or with another job, shuts the earlier learner out."""
+    run = TrainingRun(
+        id="run_1",
+        policy="coder",
+        algorithm="sft",
+        start_version=0,
+        domains=("d",),
+        planned_steps=1,
+        seed=0,
+        job_id="job_1",
+        lease_token=1,
+    )
+    second = run.model_copy(update={"lease_token": 2})
+    other = run.model_copy(update={"job_id": "job_2", "lease_token": 1})
+    async with store.transaction() as work:
+        await work.runs.take_over(run)
+        await work.runs.advance(run)
+        await work.runs.take_over(second)
+        for refused in (work.runs.advance, work.runs.take_over, work.runs.guard):
+            with pytest.raises(LeaseLost):
+                await refused(run)
+        await work.runs.take_over(other)
+        with pytest.raises(LeaseLost):
+            await work.runs.advance(second)
+        await work.runs.advance(other)
+        assert await work.runs.get("run_1", lock=True) == other
 
 
 async def test_checkpoints_and_lineage(store: Store) -> None:

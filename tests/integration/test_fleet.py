@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from core.config.schema import HoneConfig
 from core.episode import Episode, EpisodeStatus
+from core.errors import EngineError
 from core.ids import EPISODE, new_id
 from core.policy import Base, PolicyVersion, ServingStatus
 from core.release import ReleaseStatus
@@ -377,3 +378,34 @@ async def test_a_probe_of_a_near_parent_is_marked(world: World):
         await world.until_serving(2, ServingStatus.LIVE)
         held = (await world.stored())[0].holding(POLICY, 2)
         assert held is not None and held.probe.indistinguishable and "checksum" in held.probe.reason
+
+
+async def test_replicas_that_share_processors_both_load(world: World):
+    """Two CPU engines that take turns both hold a new version with a passed probe, and it goes live."""
+    for replica in world.fleet._replicas:
+        replica.shares_processors = True
+    await world.publisher.publish()
+    await world.until_serving(1, ServingStatus.LIVE)
+    held = [deployment.holding(POLICY, 1) for deployment in await world.stored()]
+    assert [one is not None and one.probe.passed for one in held] == [True, True]
+
+
+async def test_every_running_episode_keeps_its_version(world: World, monkeypatch: pytest.MonkeyPatch):
+    """A version stays busy however many newer Episodes run on others."""
+    monkeypatch.setattr("serving.fleet_records._EPISODES_PER_PAGE", 2)
+    async with world.store.transaction() as unit:
+        for number in (1, 2, 2, 2, None, None, 3):
+            await unit.episodes.add(Episode(id=new_id(EPISODE), tenant_id="ten", policy=POLICY, version=number))
+    assert await world.fleet._records.busy([POLICY]) == {(POLICY, 1), (POLICY, 2), (POLICY, 3)}
+
+
+async def test_a_failed_warm_up_costs_no_launch(world: World, monkeypatch: pytest.MonkeyPatch):
+    """An engine that cannot score the warm-up's prompts is served all the same."""
+
+    async def refuse(*_: Any) -> list[float | None]:
+        raise EngineError("cannot score")
+
+    (replica, *_) = world.fleet._replicas
+    monkeypatch.setattr(replica.engine, "prompt_logprobs", refuse)
+    await world.fleet._warm_up(replica)
+    assert replica.ready

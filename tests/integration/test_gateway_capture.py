@@ -15,6 +15,7 @@ from core.trajectory import build_trajectory
 from gateway.app import create_app
 from serving.engines import fake_model
 from serving.engines.fake import _Refusal
+from store.events import VERSIONS
 from tests.gateway_harness import BASE, POLICY, QUESTION, TENANT, Harness, hone_headers, running_gateway, served
 
 CHAT = {"model": POLICY, "messages": QUESTION, "max_tokens": 8, "seed": 1}
@@ -166,6 +167,57 @@ async def test_a_repeated_request_adds_no_second_turn(harness: Harness):
     assert len(await harness.turns(first["episode-id"])) == 1
     other = await ask(harness, key="other", **{"idempotency-key": "once"})
     assert other["episode-id"] != first["episode-id"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_request_waits_for_the_one_under_way(harness: Harness, stream):
+    """Requests at once under one key are answered with the same Turn, and leave one Turn and one Episode."""
+    harness.engine.token_delay_seconds = 0.02
+    body = CHAT | {"stream": stream}
+    answers = await asyncio.gather(*(ask(harness, body=body, **{"idempotency-key": "once"}) for _ in range(3)))
+    answers.append(await ask(harness, body=body, **{"idempotency-key": "once"}))
+    assert all(answer == answers[0] for answer in answers)
+    assert [turn.id for turn in await harness.turns(answers[0]["episode-id"])] == [answers[0]["turn-id"]]
+    async with harness.store.reading() as work:
+        assert len(await work.episodes.list(policy=POLICY)) == 1
+
+
+async def test_a_failed_request_leaves_its_key_to_the_next(harness: Harness):
+    """When the first of two requests under one key fails the second is answered and recorded."""
+    harness.engine.fail_requests = 1
+    posts = (harness.post("/v1/chat/completions", CHAT, **{"idempotency-key": "once"}) for _ in range(2))
+    responses = await asyncio.gather(*posts)
+    assert sorted(response.status for response in responses) == [200, 502]
+    (answered,) = (hone_headers(response) for response in responses if response.status == 200)
+    assert len(await harness.turns(answered["episode-id"])) == 1
+    assert not harness.gateway.answers._underway
+
+
+@pytest.mark.parametrize(
+    ("value", "trains"),
+    [(None, True), ("true", True), ("1", True), ("false", False), ("0", False), ("no", False), ("", False)],
+)
+async def test_only_a_clear_yes_keeps_consent(harness: Harness, value, trains):
+    """``x-hone-train`` absent, ``true`` or ``1`` leaves the key's consent; anything else withdraws it."""
+    headers = await ask(harness, key="trainer", **({} if value is None else {"x-hone-train": value}))
+    (turn,) = await harness.turns(headers["episode-id"])
+    assert turn.trainable is trains
+
+
+async def test_a_version_refused_between_readings_is_explained(harness: Harness):
+    """Minted and refused before the gateway looked: 409 with the fleet's reason soon after the event, not 404."""
+    async with harness.store.transaction() as work:
+        version = await work.versions.mint(POLICY, kind="lora", origin="grpo", parent_version=0, checkpoint_id=None)
+        refused = {"serving": ServingStatus.REFUSED, "serving_reason": "it failed its probe"}
+        await work.versions.update(version.model_copy(update=refused))
+    await harness.store.events.publish(VERSIONS)
+    async with asyncio.timeout(10.0):
+        while (await harness.post("/v1/chat/completions", CHAT | {"model": "coder@1"})).status == 404:
+            await asyncio.sleep(0.05)
+    response = await harness.post("/v1/chat/completions", CHAT | {"model": "coder@1"})
+    error = (await response.json())["error"]
+    assert (response.status, error["code"]) == (409, "version_not_served")
+    assert "it failed its probe" in error["message"]
 
 
 @pytest.mark.parametrize("failure", [StoreError("down"), OSError("down"), RuntimeError("down")])

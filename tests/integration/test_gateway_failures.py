@@ -2,13 +2,16 @@
 
 import asyncio
 import json
+from contextlib import asynccontextmanager
 from itertools import islice
 
 import aiohttp
 import openai
 import pytest
 from aiohttp import web
+from structlog.testing import capture_logs
 
+from core.errors import StoreError
 from core.variant import DeploymentStatus
 from serving.engines import fake_shapes
 from tests.gateway_harness import POLICY, QUESTION, Harness, hone_headers, running_gateway
@@ -110,6 +113,9 @@ async def test_a_stream_that_the_engine_breaks_off_ends_with_an_error_event(harn
     (turn,) = await harness.turns(hone_headers(response)["episode-id"])
     assert (turn.finish_reason, turn.trainable, len(turn.output_ids)) == ("engine_failed", False, 3)
     assert harness.count("hone_stream_failures_total") == 1
+    labels = {"route": "/v1/chat/completions", "model": POLICY}
+    assert harness.count("hone_requests_total", **labels, status="599") == 1
+    assert harness.count("hone_requests_total", **labels, status="200") == 0
     with pytest.raises(openai.APIError):
         async for _ in await harness.client().chat.completions.create(**SDK_CHAT, stream=True):
             pass
@@ -194,3 +200,36 @@ async def test_an_error_inside_a_stream_is_openais_error_event(harness: Harness,
     assert "no memory" in error["message"]
     (turn,) = await harness.turns(hone_headers(response)["episode-id"])
     assert (turn.finish_reason, len(turn.output_ids)) == ("engine_failed", 2)
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/admin/v1/policies"])
+async def test_what_a_store_says_stays_in_the_log(harness: Harness, monkeypatch, path):
+    """A store error reaches callers as a generic 503 with the request id; host and cause are logged under it."""
+
+    @asynccontextmanager
+    async def away():
+        raise StoreError("cannot reach db.internal:5432", hint="ask db.internal")
+        yield
+
+    monkeypatch.setattr(harness.store, "reading", away)
+    with capture_logs() as logs:
+        response = await harness.post(path, CHAT, key="hone-unknown", **{"x-request-id": "mine"})
+    error = (await response.json())["error"]
+    assert (response.status, error["code"], response.headers["retry-after"]) == (503, "store_error", "1")
+    assert "db.internal" not in await response.text()
+    assert "mine" in error["message"]
+    assert any(line.get("request_id") == "mine" and "db.internal" in line["error"] for line in logs)
+
+
+async def test_a_body_that_is_too_long_is_refused(harness: Harness):
+    """Above 32 MiB, declared or in chunks, the answer is 413 in OpenAI's shape and no engine is asked."""
+
+    async def chunks():
+        for _ in range(33):
+            yield b" " * 1024 * 1024
+
+    for body in (b" " * (33 * 1024 * 1024), chunks()):
+        response = await harness.http.post(harness.url + "/v1/chat/completions", headers=harness.headers(), data=body)
+        assert response.status == 413
+        assert (await response.json())["error"]["code"] == "request_too_large"
+    assert harness.engine.requests == []

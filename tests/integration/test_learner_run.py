@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import shutil
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
@@ -15,7 +16,7 @@ from transformers import AutoModelForCausalLM
 
 from core.config.schema import HoneConfig
 from core.episode import Episode, EpisodeStatus, StopReason
-from core.errors import CorruptArtefact, LearnerError
+from core.errors import CorruptArtefact, LearnerError, StoreError
 from core.ids import EPISODE, TURN, new_id
 from core.job import Job, JobStatus
 from core.policy import Base, Policy, PolicySpan, ServingStatus
@@ -105,10 +106,10 @@ class StubWorker:
         self._spoil = spoil
         self.jobs: list[Job] = []
 
-    async def run(self) -> None:
-        """Work until cancelled."""
+    async def run(self, *, at_most: int = 1_000_000) -> None:
+        """Work until cancelled, or until ``at_most`` jobs are done."""
         async with self._store.events.subscribe(["jobs"]) as subscription:
-            while True:
+            while len(self.jobs) < at_most:
                 jobs = await self._store.queue.claim(["rollout"], "worker", lease_seconds=30.0, limit=6)
                 for job in jobs:
                     self.jobs.append(job)
@@ -238,7 +239,7 @@ def payload(algorithm: str, *, steps: int, run_id: str = "run_1", start_version:
 
 async def test_sft_then_grpo_leave_versions_with_checkpoints_releases_and_lineage(store, config, base) -> None:
     """SFT publishes one version, GRPO one per step on top of it; each has all that a release needs."""
-    done = await run_job(store, config, payload("sft", steps=0, run_id="run_sft"))
+    done = await run_job(store, config, payload("sft", steps=0, run_id="run_sft"), stub_fleet(store))
     assert done.status is JobStatus.DONE, done.error
     assert done.result == {"run_id": "run_sft", "versions": [1]}
     worker = StubWorker(store, base, spoil=lambda job: job.payload["attempt"] == 1)
@@ -278,20 +279,70 @@ async def test_sft_then_grpo_leave_versions_with_checkpoints_releases_and_lineag
 
 
 async def test_refused_version_fails_the_run_with_the_fleets_reason(store, config, base) -> None:
-    """A refused version ends the run; the reason is in the job and in the run."""
+    """A refused version ends the run; the reason is in job and run, and no rollout that was asked for stays."""
     done = await run_job(
         store,
         config,
         payload("grpo", steps=2),
-        StubWorker(store, base).run(),
+        StubWorker(store, base).run(at_most=6),
         stub_fleet(store, verdict=ServingStatus.REFUSED),
     )
+    depth = await store.queue.depth()
+    assert (depth[JobStatus.DONE], depth[JobStatus.CANCELLED], depth[JobStatus.QUEUED]) == (6, 6, 0)
     assert done.status is JobStatus.DEAD
     assert "the probe failed" in (done.error or "")
     async with store.reading() as work:
         run = await work.runs.get("run_1")
     assert run.status is RunStatus.FAILED
     assert "the probe failed" in (run.error or "")
+
+
+async def test_refused_sft_version_never_becomes_a_finished_run(store, config) -> None:
+    """However often the job is repeated, a run whose only version was refused ends as failed."""
+    refusing = stub_fleet(store, verdict=ServingStatus.REFUSED)
+    done = await run_job(store, config, payload("sft", steps=1), refusing, max_attempts=3)
+    assert (done.status, done.attempts) == (JobStatus.DEAD, 3)
+    async with store.reading() as work:
+        run = await work.runs.get("run_1")
+        versions = await work.versions.list(POLICY)
+    assert run.status is RunStatus.FAILED
+    assert "the probe failed" in (run.error or "")
+    assert [version.pins for version in versions] == [()]
+
+
+async def test_a_store_that_fails_for_a_moment_ends_no_learner(store, config, monkeypatch) -> None:
+    """Leasing and reporting are tried again after a pause."""
+    monkeypatch.setattr("learner.main._PAUSE_SECONDS", 0.05)
+    failures = {"claim": 2, "complete": 2}
+
+    def failing(name: str) -> Callable[..., Awaitable[object]]:
+        real = getattr(store.queue, name)
+
+        async def call(*args: object, **options: object) -> object:
+            if failures[name]:
+                failures[name] -= 1
+                raise StoreError("the database failed")
+            return await real(*args, **options)
+
+        return call
+
+    for name in failures:
+        monkeypatch.setattr(store.queue, name, failing(name))
+    done = await run_job(store, config, payload("sft", steps=1), stub_fleet(store))
+    assert done.status is JobStatus.DONE, done.error
+    assert failures == {"claim": 0, "complete": 0}
+
+
+async def test_lost_resume_state_is_an_error_and_no_new_start(store, config) -> None:
+    """A run that has published and whose resume states are gone says so, and mints nothing."""
+    done = await run_job(store, config, payload("sft", steps=1), stub_fleet(store))
+    assert done.status is JobStatus.DONE, done.error
+    shutil.rmtree(config.data_dir / "runs")
+    done = await run_job(store, config, payload("sft", steps=1), stub_fleet(store))
+    assert done.status is JobStatus.DEAD
+    assert "newest resume state" in (done.error or "")
+    async with store.reading() as work:
+        assert len(await work.versions.list(POLICY)) == 1
 
 
 async def test_stopped_learner_is_resumed_by_another_to_the_same_numbers(store, config, base) -> None:
@@ -340,7 +391,7 @@ async def test_stopped_learner_is_resumed_by_another_to_the_same_numbers(store, 
 
 async def test_learner_that_was_overtaken_publishes_nothing(store, config, base) -> None:
     """When another learner has recorded more steps of the run, publishing fails and mints no version."""
-    done = await run_job(store, config, payload("sft", steps=1))
+    done = await run_job(store, config, payload("sft", steps=1), stub_fleet(store))
     assert done.status is JobStatus.DONE, done.error
     async with store.reading() as work:
         run = await work.runs.get("run_1")
@@ -378,7 +429,7 @@ async def test_malformed_payload_is_dead_at_once(store, config) -> None:
 
 async def test_tampered_parent_checkpoint_is_refused(store, config) -> None:
     """A run does not start from a folder that changed since it was published."""
-    done = await run_job(store, config, payload("sft", steps=1, run_id="run_sft"))
+    done = await run_job(store, config, payload("sft", steps=1, run_id="run_sft"), stub_fleet(store))
     assert done.status is JobStatus.DONE, done.error
     async with store.reading() as work:
         checkpoint = await work.checkpoints.for_version(POLICY, 1)
@@ -388,10 +439,10 @@ async def test_tampered_parent_checkpoint_is_refused(store, config) -> None:
     assert CorruptArtefact.__name__ in (done.error or "")
 
 
-async def test_waiting_for_a_version_that_nobody_serves_ends(store, config) -> None:
+async def test_waiting_for_a_version_that_nobody_serves_ends(store) -> None:
     """Without a fleet the wait ends in a LearnerError with a hint."""
-    done = await run_job(store, config, payload("sft", steps=1))
-    assert done.status is JobStatus.DONE, done.error
+    async with store.transaction() as work:
+        await work.versions.mint(POLICY, kind="lora", origin="sft")
     assert await wait_until_served(store, POLICY, 0, timeout_seconds=0.1) < 1.0
     with pytest.raises(LearnerError, match="was not served"):
         await wait_until_served(store, POLICY, 1, timeout_seconds=0.1)
@@ -399,7 +450,7 @@ async def test_waiting_for_a_version_that_nobody_serves_ends(store, config) -> N
 
 async def test_two_ranks_train_as_one(store, config) -> None:
     """A learner that starts its own second rank records the losses of a learner with one rank."""
-    done = await run_job(store, config, payload("sft", steps=3, run_id="run_one"))
+    done = await run_job(store, config, payload("sft", steps=3, run_id="run_one"), stub_fleet(store))
     assert done.status is JobStatus.DONE, done.error
     two = config.model_copy(update={"learner": apply_overrides(config.learner, {"ranks": 2, "zero_stage": 2})})
     process = await asyncio.create_subprocess_exec(
@@ -411,7 +462,10 @@ async def test_two_ranks_train_as_one(store, config) -> None:
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
     )
+    fleet = asyncio.create_task(stub_fleet(store))
     stdout, stderr = await process.communicate()
+    fleet.cancel()
+    await asyncio.gather(fleet, return_exceptions=True)
     assert process.returncode == 0, stderr.decode()[-4000:]
     losses = json.loads(stdout.decode().splitlines()[-1])
     async with store.reading() as work:

@@ -15,6 +15,7 @@ from core.errors import AuthenticationFailed
 from core.job import JobStatus
 from core.release import Release, ReleaseStatus
 from sandbox.domains.python_tool import PythonToolDomain, call_text
+from sandbox.janitor import Janitor
 from sandbox.runtimes.factory import make_runtime
 from sandbox.worker import EVALUATE, ROLLOUT, Worker
 from tests.sandbox_fakes import DirectRuntime, StubAnswer, StubGateway, serve_versions
@@ -73,13 +74,14 @@ class Site:
             await worker.stop()
         await self.gateway.stop()
 
-    async def enqueue(self, **fields):
+    async def enqueue(self, *, max_attempts=3, **fields):
         return await self.store.queue.enqueue_many(
             ROLLOUT,
             [
                 {"task_id": task.id, "policy": "coder", "version": 1, "temperature": 1.0, "seed": 0, **fields}
                 for task in self.tasks
             ],
+            max_attempts=max_attempts,
         )
 
     async def ended(self, jobs):
@@ -178,6 +180,31 @@ async def test_a_worker_killed_in_mid_episode_loses_nothing(site, tmp_path):
     assert {episode.id for episode in episodes if episode.status is EpisodeStatus.EXPIRED} == {
         episode.id for episode in orphans
     }
+
+
+async def test_an_episode_whose_job_died_with_its_worker_expires(site, tmp_path, monkeypatch):
+    """SIGKILL on a job's last attempt: nobody repeats it, and the janitor ends its Episode."""
+    site.script = lambda body, number: StubAnswer(delay_seconds=60)
+    environment = environment_for_child(
+        site.config, {"HONE_WORKER__GATEWAY_URL": site.gateway.url, "TMPDIR": str(tmp_path), "PYTHONPATH": "."}
+    )
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.integration.sandbox_worker_process", env=environment, cwd=ROOT
+    )
+    await site.enqueue(max_attempts=1)
+    while len(site.gateway.calls) < 4:
+        await asyncio.sleep(0.02)
+        assert process.returncode is None
+    process.send_signal(signal.SIGKILL)
+    await process.wait()
+    monkeypatch.setattr("sandbox.janitor.GRACE_SECONDS", 0.0)
+    begun = {episode.metadata["job_id"] for episode in await site.episodes()}
+    while {job.status for job in await site.store.queue.get_many(sorted(begun))} != {JobStatus.DEAD}:
+        await site.store.queue.sweep()
+        await asyncio.sleep(0.1)
+    assert len((await Janitor(store=site.store).tidy()).episodes) == len(begun) >= 1
+    assert {episode.status for episode in await site.episodes()} == {EpisodeStatus.EXPIRED}
+    assert not await Janitor(store=site.store).tidy()
 
 
 async def test_long_episodes_keep_their_lease(site):

@@ -2,8 +2,9 @@
 
 import pytest
 
-from core.config.load import environment_for_child, load_config, masked
+from core.config.load import NOT_KEYS, environment_for_child, load_config, masked
 from core.errors import ConfigurationError
+from tests.services import POSTGRES_VARIABLE, REDIS_VARIABLE
 
 
 def test_a_variable_wins_over_the_file(tmp_path):
@@ -65,3 +66,45 @@ def test_a_child_process_resolves_the_same_configuration():
     child = environment_for_child(config)
     assert load_config(environment=child) == config
     assert child["PATH"]
+
+
+def test_variables_of_the_tools_around_hone_are_no_keys():
+    """The installer's, the tests' and the compose file's variables are ignored; any other HONE_ name is a key."""
+    environment = {name: "x" for name in NOT_KEYS} | {"HONE_CONFIG": "/dev/null"}
+    assert load_config(environment=environment) == load_config(environment={"HONE_CONFIG": "/dev/null"})
+    used = {"HONE_PYTHON", POSTGRES_VARIABLE, REDIS_VARIABLE, "HONE_POSTGRES_PASSWORD", "HONE_IMAGE_TARGET"}
+    assert used == NOT_KEYS
+    with pytest.raises(ConfigurationError, match="pythons"):
+        load_config(environment={"HONE_PYTHONS": "x", "HONE_CONFIG": "/dev/null"})
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "shown"),
+    [
+        (
+            "store.url",
+            "postgresql+asyncpg://hone:pa/ss@w@db:5432/hone",
+            "postgresql+asyncpg://hone:**********@db:5432/hone",
+        ),
+        (
+            "store.url",
+            "postgresql+asyncpg://db/hone?password=hunter2&ssl=on",
+            "postgresql+asyncpg://db/hone?password=**********&ssl=on",
+        ),
+        ("store.blobs_url", "s3://id:hunter2@bucket/x", "s3://id:**********@bucket/x"),
+        ("fleet.attach", {"fast": "http://me:hunter2@host:1"}, {"fast": "http://me:**********@host:1"}),
+        ("engine.extra_args", ["--x", "http://:hunter2@host"], ["--x", "http://:**********@host"]),
+        ("worker.gateway_url", "http://host:8400", "http://host:8400"),
+    ],
+)
+def test_passwords_inside_urls_are_masked(key, url, shown):
+    """Wherever a URL carries a password, the printed configuration does not; the rest of it stays readable."""
+    printed = masked(load_config(environment={"HONE_CONFIG": "/dev/null"}, overrides={key: url}))
+    section, _, name = key.partition(".")
+    assert printed[section][name] == shown
+
+
+def test_the_gateway_has_a_fixed_port():
+    """Port 0 would be one that nobody could find."""
+    with pytest.raises(ConfigurationError, match=r"gateway\.port"):
+        load_config(environment={"HONE_GATEWAY__PORT": "0", "HONE_CONFIG": "/dev/null"})

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
-from gateway.openai_api.capture import AnswerRewriter, engine_body, engine_error_in, parse_request
+from gateway.openai_api.capture import MAX_ANSWERS, AnswerRewriter, engine_body, engine_error_in, parse_request
 
 JSON = st.recursive(
     st.none()
@@ -151,3 +151,12 @@ def test_an_error_event_is_told_from_a_chunk_about_errors():
     assert engine_error_in(b'{"error": {"message": "x"}}') is not None
     assert engine_error_in(b'{"choices": [], "error": null}') is None
     assert engine_error_in(rb'{"choices": [{"delta": {"content": "\"error\""}}]}') is None
+
+
+@pytest.mark.parametrize(("prompts", "n", "param"), [(1025, 1, "prompt"), (9, 128, "n")])
+def test_too_many_answers_are_refused(prompts, n, param):
+    """Prompts times ``n`` has a bound, and the error names the field that passes it."""
+    with pytest.raises(InvalidRequest) as refused:
+        parsed("completions", prompt=["a"] * prompts, n=n)
+    assert refused.value.param == param
+    assert parsed("completions", prompt=["a"] * 8, n=128).choices == MAX_ANSWERS

@@ -2,12 +2,14 @@
 
 import pytest
 
+from core.config.schema import LearnerSection
 from core.episode import Episode, EpisodeStatus, StopReason
 from core.errors import LearnerError
 from core.policy import PolicySpan
 from core.turn import Timing, Turn
 from core.variant import Variant
-from learner.intake import Attempt, GroupIntake, RefusalCause, group_to_samples
+from learner.grpo_batch import build_batch
+from learner.intake import Attempt, GroupIntake, RefusalCause, group_to_samples, refusal
 
 
 def attempt(
@@ -50,7 +52,7 @@ def attempt(
 
 
 def take(*attempts: Attempt, **options: bool) -> GroupIntake:
-    return group_to_samples(attempts, current_version=4, max_staleness=1, scale="none", **options)
+    return group_to_samples(attempts, line=(0, 1, 2, 3, 4), max_staleness=1, scale="none", **options)
 
 
 GOOD, BAD = attempt(1, 1.0), attempt(2, 0.0)
@@ -122,8 +124,18 @@ def test_the_base_counts_as_version_zero_by_any_name() -> None:
     """Turns that the Base answered under its own name train a Policy that is at version 0 or little above."""
     base = {"policy": "smollm2", "policy_spans": (PolicySpan(version=0),)}
     attempts = [attempt(1, 1.0, turn=base), attempt(2, 0.0, turn=base)]
-    intake = group_to_samples(attempts, current_version=1, max_staleness=1)
+    intake = group_to_samples(attempts, line=(0, 1), max_staleness=1)
     assert len(intake.samples) == 2
+
+
+@pytest.mark.parametrize(
+    ("sampled_by", "cause"),
+    [(7, None), (6, None), (1, RefusalCause.STALE), (3, RefusalCause.AHEAD), (8, RefusalCause.AHEAD)],
+)
+def test_staleness_is_counted_on_the_runs_own_line(sampled_by, cause) -> None:
+    """Numbers that other runs took in between make nothing stale, and their versions never train this one."""
+    turn = {"policy_spans": (PolicySpan(version=sampled_by),)}
+    assert refusal(attempt(1, 1.0, turn=turn), line=(1, 6, 7), max_staleness=1) == cause
 
 
 def test_mixed_groups_are_an_error() -> None:
@@ -146,3 +158,13 @@ def test_a_split_episode_is_counted_by_cause() -> None:
     intake = take(Attempt(episode=episode, turns=(*GOOD.turns, second)), BAD)
     assert sum(intake.breaks.values()) == 1
     assert [sample.episode_id for sample in intake.samples] == ["ep_1", "ep_1", "ep_2"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_control_deals_out_only_rewards_that_count(seed) -> None:
+    """A refused attempt's reward reaches no attempt that trains."""
+    refused = attempt(3, 9.0, turn={"policy_spans": (PolicySpan(version=5),)})
+    group = [GOOD, refused, BAD]
+    batch = build_batch([group], config=LearnerSection(), line=(3, 4), shuffle_seed=str(seed))
+    assert batch.reward_mean == 0.5
+    assert batch.episode_ids == ("ep_1", "ep_2")

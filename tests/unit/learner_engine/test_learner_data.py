@@ -71,6 +71,8 @@ def test_overrides_replace_keys_by_name() -> None:
     """A dotted key reaches into the section; unknown keys and bad values are ConfigurationErrors."""
     changed = apply_overrides(LearnerSection(), {"lora.rank": 4, "group_size": 2})
     assert (changed.lora.rank, changed.group_size) == (4, 2)
+    with pytest.raises(ConfigurationError, match=r"learner\.temperature"):
+        apply_overrides(LearnerSection(), {"temperature": 0.7})
     with pytest.raises(ConfigurationError, match=r"learner\.lora\.ranks"):
         apply_overrides(LearnerSection(), {"lora.ranks": 4})
     with pytest.raises(ConfigurationError):

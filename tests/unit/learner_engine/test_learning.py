@@ -85,7 +85,7 @@ def test_reward_rises_unless_rewards_are_shuffled(make_trainer, config, shuffled
             _rollout(trainer, tuple(prompts.randrange(128) for _ in range(4)), f"grp_{step}_{index}", generator)
             for index in range(GROUPS)
         ]
-        batch = build_batch(groups, config=config, current_version=1, shuffle_seed=str(step) if shuffled else None)
+        batch = build_batch(groups, config=config, line=(0, 1), shuffle_seed=str(step) if shuffled else None)
         rewards.append(batch.reward_mean)
         update = trainer.grpo_update(batch.samples)
         # Sampler and learner are the same model: their log-probs agree.

@@ -39,3 +39,15 @@ async def test_a_turn_whose_blob_is_gone_is_corrupt(sqlite_store: Store) -> None
     async with sqlite_store.reading() as work:
         with pytest.raises(CorruptArtefact, match=turn.id):
             await work.turns.get(turn.id)
+
+
+async def test_a_turn_whose_blob_is_damaged_is_corrupt(sqlite_store: Store) -> None:
+    """Tokens that cannot be decoded raise CorruptArtefact, whether cut short or of another form."""
+    turn = nouns.turn()
+    async with sqlite_store.transaction() as work:
+        await work.turns.add_many([turn])
+    for damaged in (b"\x93\x91", b"\x01"):
+        await sqlite_store.blobs.put(f"turns/{turn.episode_id}/{turn.id}", damaged)
+        async with sqlite_store.reading() as work:
+            with pytest.raises(CorruptArtefact, match=turn.id):
+                await work.turns.get(turn.id)
