@@ -65,7 +65,8 @@ class Episodes:
     async def find(self, key: ApiKey, episode_id: str | None) -> HeldEpisode:
         """The Episode named by a request's header, or a new one where none is named.
 
-        Raises NotFound for an Episode that does not exist for this tenant, and Conflict for one that has ended.
+        Raises NotFound for an Episode that does not exist for this tenant, and Conflict for one that has ended. A
+        conversation that expired in silence goes on as a new Episode.
         A store that is away breaks no answer: the Turn then opens an Episode of its own, and that is counted.
         """
         if episode_id is None:
@@ -91,6 +92,8 @@ class Episodes:
             self._metrics.capture_failures.labels("episode_lookup").inc()
             log.warning("episode_lookup_failed", episode_id=episode_id, error=f"{type(error).__name__}: {error}")
             return self._open(key)
+        if stored.new:
+            return self._touch(self._held.setdefault(stored.id, stored))
         if held is not None:
             # Turns that this process answered may not be written yet: the larger index is the true one.
             stored.next_index = max(stored.next_index, held.next_index)
@@ -134,6 +137,8 @@ class Episodes:
                 episode = await work.episodes.get(episode_id)
             except NotFound as error:
                 raise _unknown(episode_id) from error
+            if episode.tenant_id == key.tenant_id and _expired_conversation(episode):
+                return HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
             _check_continuable(episode, key)
             turns = await work.turns.for_episode(episode_id)
         versions: dict[str, int] = {}
@@ -146,6 +151,11 @@ class Episodes:
             pinned=None if episode.version is None else (episode.policy, episode.version),
             next_index=max((turn.index + 1 for turn in turns), default=0),
         )
+
+
+def _expired_conversation(episode: Episode) -> bool:
+    """A client that comes back after a long silence gets its answer, recorded as a new Episode."""
+    return episode.status is EpisodeStatus.EXPIRED and episode.task_id is None
 
 
 def _check_continuable(episode: Episode, key: ApiKey) -> None:

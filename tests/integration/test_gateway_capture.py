@@ -115,6 +115,17 @@ async def test_an_ended_episode_takes_no_turn(harness: Harness):
     assert response.status == 409
 
 
+async def test_a_conversation_that_expired_goes_on_as_a_new_episode(harness: Harness):
+    """A client that comes back after its Episode expired gets its answer, in an Episode of its own."""
+    expired = Episode(id=ids.new_id(ids.EPISODE), tenant_id=TENANT, status=EpisodeStatus.EXPIRED, policy=POLICY)
+    async with harness.store.transaction() as work:
+        await work.episodes.add(expired)
+    headers = await ask(harness, **{"x-hone-episode-id": expired.id})
+    assert headers["episode-id"] != expired.id
+    (turn,) = await harness.turns(headers["episode-id"])
+    assert turn.index == 0
+
+
 async def test_an_episode_stays_on_the_version_it_began_with(harness: Harness):
     """After a promotion, Turns of an Episode in flight go on with the old version, new Episodes get the new one."""
     old = await ask(harness)
