@@ -139,6 +139,8 @@ class Launch:
         if self.build == "cpu":
             extra |= self._cpu_environment()
         inherited = environment_for_child(self.config)
+        if self.build == "cpu" and inherited.get("PYTHONPATH"):
+            extra["PYTHONPATH"] += os.pathsep + inherited["PYTHONPATH"]
         return {key: value for key, value in inherited.items() if not key.startswith(PREFIX)} | extra
 
     def _lora_modules(self) -> list[str]:

@@ -374,11 +374,12 @@ async def test_two_gateways_on_one_postgres_agree_on_an_episode(fresh_postgres_u
             begun = await ask(first)
             harness = replace(first, app=other, url=url)
             carried = {"x-hone-episode-id": begun["episode-id"]}
-            assert (await ask(harness, **carried))["episode-id"] == begun["episode-id"]
-            assert (await ask(first, **carried))["episode-id"] == begun["episode-id"]
+            second = await ask(harness, **carried)
+            third = await ask(first, **carried)
+            assert second["episode-id"] == third["episode-id"] == begun["episode-id"]
             await first.turns(begun["episode-id"])
             turns = await harness.turns(begun["episode-id"])
-    assert [turn.index for turn in turns] == [0, 1, 2]
+    assert [turn.id for turn in turns] == [begun["turn-id"], second["turn-id"], third["turn-id"]]
 
 
 def test_the_fake_models_letters_are_letters():
