@@ -32,7 +32,7 @@ class Turn(Noun):
     episode_id: str
     index: int
     """Order in the Episode as recorded. Gateways that answer one Episode within the recorder's delay may give the
-    same index twice; then the time of recording decides."""
+    same index twice; then the time of the answer decides."""
     choice: int = 0
     """Index of the choice when the request asked for several (``n``)."""
     tenant_id: str

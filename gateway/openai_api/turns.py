@@ -214,6 +214,8 @@ def _shared(capture: Capture, cached_tokens: int, speculation: SpeculationCounts
             total_seconds=capture.total_seconds,
         ),
         "request_id": capture.request_id,
+        # When the answer was whole, not when its record is built: order must not depend on the recorder.
+        "created_at": capture.started_at + capture.total_seconds,
         "cached_tokens": cached_tokens,
     }
 
