@@ -22,8 +22,6 @@ from serving.replica import Replica
 
 log = structlog.get_logger(__name__)
 
-_WAKING_TOKENS = (10, 11, 12, 13)
-
 _ENGINE_NAME = re.compile(r"^(?P<policy>.+)\.v\d+-[0-9a-f]{8}$")
 _ATTEMPTS = 3
 """Loads of a new version that may fail for passing reasons before it is refused."""
@@ -78,7 +76,6 @@ class Reconciler:
     ) -> None:
         decided_at = asyncio.get_running_loop().time()
         lives = [replica.life for replica in missing]
-        waking = [asyncio.create_task(self._wake(replica)) for replica in missing if replica.shares_processors]
         outcomes: list[LoadedVersion | HoneError]
         try:
             await asyncio.to_thread(
@@ -88,7 +85,6 @@ class Reconciler:
             outcomes = [error] * len(missing)
         else:
             outcomes = await self._try_all(missing, version, checkpoint, decided_at)
-        await asyncio.gather(*waking)
         loaded: list[tuple[Replica, LoadedVersion]] = []
         failed: list[tuple[Replica, HoneError]] = []
         for replica, life, outcome in zip(missing, lives, outcomes, strict=True):
@@ -104,13 +100,6 @@ class Reconciler:
             replica.keep(record)
             self._metrics.swapped(replica.deployment, record)
             log.info("version_loaded", url=replica.engine.url, version=version.label, seconds=record.swap_seconds)
-
-    async def _wake(self, replica: Replica) -> None:
-        """A tiny request: the pages of an idle engine may have left memory, and return while the folder is checked."""
-        try:
-            await replica.engine.prompt_logprobs(self._base.name, _WAKING_TOKENS)
-        except HoneError as error:
-            log.info("not_woken", url=replica.engine.url, error=error.message)
 
     async def _try_all(
         self, missing: Sequence[Replica], version: PolicyVersion, checkpoint: Checkpoint, decided_at: float
