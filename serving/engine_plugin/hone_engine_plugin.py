@@ -1,10 +1,14 @@
-"""Runs inside a vLLM CPU engine: LoRA in mixed batches, right and three times as fast.
+"""Runs inside a vLLM CPU engine: LoRA in mixed batches, right and three times as fast; waiting without spinning.
 
 vLLM's torch fallback for LoRA (``vllm.lora.ops.torch_ops``) gathers a copy of the adapter's matrices for every
 token, which costs about two thirds of the decode speed of a small model on a CPU, and indexes rows that have
 no adapter with -1, which is the last adapter slot: a Base request that shares a batch with an adapter request would
 be answered by an adapter. The functions here do the same work with one matrix product per adapter in the
 batch, and leave rows without an adapter alone. Signatures are those of the functions that they replace.
+
+A vLLM process that waits for another polls shared memory for a second before it sleeps. On a machine whose few
+processors are shared by two engines and a learner, that second is taken from those who work: here it is two
+milliseconds, after which vLLM's own notification wakes the process.
 
 vLLM finds ``register`` as an entry point of the group ``vllm.general_plugins``, since the launcher puts this
 folder on the engine's PYTHONPATH. Nothing else of Hone is imported here, and nothing of Hone imports this.
@@ -15,13 +19,17 @@ from collections.abc import Iterator
 import torch
 
 _NO_ADAPTER = -1
+_SPIN_SECONDS = 0.002
 
 Rows = slice | torch.Tensor
 
 
 def register() -> None:
-    """Replace the LoRA functions of vLLM's CPU wrapper; vLLM calls this in every engine process."""
+    """Replace the LoRA functions of vLLM's CPU wrapper and its waiting; vLLM calls this in every engine process."""
+    import vllm.distributed.device_communicators.shm_broadcast as shared_memory  # noqa: PLC0415 - the engine's own
     import vllm.lora.punica_wrapper.punica_cpu as wrapper  # noqa: PLC0415 - absent outside the engine
+
+    shared_memory.SpinCondition.__init__.__defaults__ = (_SPIN_SECONDS,)
 
     wrapper.bgmv_shrink = shrink
     wrapper.bgmv_expand = expand
