@@ -55,6 +55,7 @@ class Demo:
         self._stopwatch = stopwatch
         self._supervisor = make_supervisor(config)
         self._store: Store | None = None
+        self._titles = 0
         self._warmup: tuple[str, Job] | None = None
 
     async def __aenter__(self) -> "Demo":
@@ -76,7 +77,7 @@ class Demo:
     async def prepare(self) -> None:
         """Base model, database, keys, Domains, Tasks."""
         with self._stopwatch.stage("prepare"):
-            self._title("1. the base model and the database")
+            self._title("the base model and the database")
             await prepare(self._config, self._say)
             self._store = await Store.open(self._config)
             source = domain_source(self.plan.domain)
@@ -89,7 +90,7 @@ class Demo:
     async def start(self) -> None:
         """Gateway, fleet, worker and learner; the warm-up is asked for at once, so it trains meanwhile."""
         with self._stopwatch.stage("start"):
-            self._title("2. gateway, engines, worker, learner")
+            self._title("gateway, engines, worker, learner")
             started_at = now()
             for name in PROCESSES:
                 await self._supervisor.start(name)
@@ -115,7 +116,7 @@ class Demo:
     async def chat(self) -> None:
         """One real chat completion per Variant, by the ordinary client."""
         with self._stopwatch.stage("chat"):
-            self._title("3. one question through the gateway")
+            self._title("one question through the gateway")
             for model in (self._config.base.name, f"{self._config.base.name}-fast"):
                 headers, answer = await self._ask(model, _QUESTION)
                 self._screen.print(f"  [bold]{model}[/]: {escape(answer.strip())}")
@@ -124,7 +125,7 @@ class Demo:
     async def warm_up(self) -> int:
         """Wait for the SFT warm-up; its PolicyVersion is where GRPO starts."""
         with self._stopwatch.stage("warm-up"):
-            self._title("4. warm-up: a few demonstrations of the answer's form (SFT)")
+            self._title("warm-up: a few demonstrations of the answer's form (SFT)")
             if self._warmup is None:
                 raise LearnerError("the warm-up was not asked for")
             run_id, job = self._warmup
@@ -138,7 +139,7 @@ class Demo:
     async def train(self, start_version: int) -> TrainingRun:
         """GRPO: attempts through the gateway, tools in the sandbox, a step, a hot-swap, again."""
         with self._stopwatch.stage("grpo"):
-            self._title(f"5. GRPO from {POLICY}@{start_version}")
+            self._title(f"GRPO from {POLICY}@{start_version}")
             run_id, job = await request_run(
                 self.store,
                 policy=POLICY,
@@ -164,7 +165,7 @@ class Demo:
     async def evaluate(self, version: int, *, baseline: int, stage: str) -> Evaluation:
         """Both versions on the same held-out Tasks, paired."""
         with self._stopwatch.stage(stage):
-            self._title(f"6. {POLICY}@{version} against @{baseline} on {self.plan.heldout_tasks} held-out Tasks")
+            self._title(f"{POLICY}@{version} against @{baseline} on {self.plan.heldout_tasks} held-out Tasks")
             payload = {
                 "policy": POLICY,
                 "version": version,
@@ -190,7 +191,7 @@ class Demo:
     async def promote_and_roll_back(self, version: int) -> None:
         """Promote through the admin API, show what a client gets, and take it back."""
         with self._stopwatch.stage("promote"):
-            self._title("7. promotion and rollback")
+            self._title("promotion and rollback")
             with self._admin() as admin:
                 self._say(f"before: a client of '{POLICY}' is answered by {await self._served()}")
                 admin.post(f"/policies/{POLICY}/promote", {"version": version})
@@ -282,7 +283,8 @@ class Demo:
         self._screen.print(f"  [dim]{escape(text)}[/]")
 
     def _title(self, text: str) -> None:
-        self._screen.print(f"\n[bold]{escape(text)}[/]")
+        self._titles += 1
+        self._screen.print(f"\n[bold]{self._titles}. {escape(text)}[/]")
 
     def _say_what_runs(self) -> None:
         pids = " ".join(str(pid) for pid in self._supervisor.pids.values())
