@@ -60,7 +60,6 @@ def _listen(host: str, port: int) -> socket.socket:
             f"port {port} on {host} is not free: {error.strerror}",
             hint="stop what listens there, or set gateway.port (HONE_GATEWAY__PORT)",
         ) from error
-    listener.set_inheritable(True)
     return listener
 
 
