@@ -1,4 +1,4 @@
-"""Tenant, ApiKey, Scope and AuditRecord: who may do what, and who did."""
+"""Tenant, ApiKey, Scope, Allowance and AuditRecord: who may do what, and who did."""
 
 import hashlib
 import secrets
@@ -20,11 +20,29 @@ class Scope(StrEnum):
     ADMIN_WRITE = "admin:write"
 
 
+class Allowance(Noun):
+    """What a Tenant or an ApiKey may use; None: no limit. A request must fit into its Tenant's and its key's."""
+
+    requests_per_minute: int | None = Field(default=None, ge=0)
+    tokens_per_minute: int | None = Field(default=None, ge=0)
+    """Prompt and answer together."""
+    concurrent_streams: int | None = Field(default=None, ge=0)
+    tokens_per_month: int | None = Field(default=None, ge=0)
+    """Budget of a calendar month in UTC."""
+
+
 class Tenant(Noun):
-    """An owner of keys and Episodes."""
+    """An owner of keys and Episodes. Training is granted by Tenant or key; a new one grants none."""
 
     id: str
     name: str
+    training_granted: bool = False
+    redact: bool = False
+    """Personal data is taken out of what is said before it is stored."""
+    models: tuple[str, ...] | None = None
+    """Names of Policies, Bases and outside models that may be used, ``*`` at the end for all that begin so;
+    None: all."""
+    allowance: Allowance = Allowance()
     created_at: float = Field(default_factory=now)
 
 
@@ -37,6 +55,9 @@ class ApiKey(Noun):
     key_hash: str
     scopes: frozenset[Scope]
     training_granted: bool = False
+    models: tuple[str, ...] | None = None
+    """As in the Tenant; a name must be allowed by both."""
+    allowance: Allowance = Allowance()
     revoked: bool = False
     created_at: float = Field(default_factory=now)
 

@@ -42,6 +42,17 @@ class Turn(Noun):
     variant: Variant
     deployment_id: str
     endpoint: Literal["chat.completions", "completions"] = "chat.completions"
+    """What the engine was asked by."""
+    surface: Literal["chat.completions", "completions", "responses", "messages"] = "chat.completions"
+    """The API that the client used."""
+    stored: bool = False
+    """The API may return the answer later."""
+    content_kept: bool = True
+    """False: neither consent nor ``store`` allowed to keep what was said; only counters are here."""
+    parent_turn_id: str | None = None
+    """The Turn that this one's messages continue."""
+    fallback_from: str | None = None
+    """The model that was asked for, where another one answered."""
     messages: tuple[Message, ...] = ()
     """What the client sent (chat), or one user message with the prompt text (completions)."""
     response: Message = Field(default_factory=dict)

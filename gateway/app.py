@@ -22,7 +22,7 @@ from gateway.recorder import Recorder
 from gateway.release import ReleaseDesk
 from gateway.routing import Routing
 from gateway.state import Gateway
-from gateway.upstream import Upstream
+from gateway.upstream.aiohttp_client import Upstream
 from store.store import Store
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from core.access import ApiKey, Scope, hash_key
+from core.access import ApiKey, Scope, Tenant, hash_key
 from core.errors import AuthenticationFailed, PermissionDenied
 from store.store import Store
 
@@ -20,6 +20,19 @@ OUTAGE_SECONDS = 600.0
 """How long a known key still works while the store is away."""
 _MOST_REMEMBERED = 10_000
 _BEARER = b"bearer "
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who sent a request: a key and the Tenant that owns it."""
+
+    key: ApiKey
+    tenant: Tenant
+
+    @property
+    def training_granted(self) -> bool:
+        """Whether what is said may train; a request can still narrow it."""
+        return self.key.training_granted or self.tenant.training_granted
 
 
 @dataclass(slots=True)

@@ -12,8 +12,8 @@ from core.config.schema import HoneConfig
 from core.episode import Episode
 from core.errors import NotFound, StoreError
 from core.turn import Turn
+from gateway.capture.turns import Capture, build_turns
 from gateway.metrics import GatewayMetrics
-from gateway.openai_api.turns import Capture, build_turns
 from store.events import TURNS
 from store.store import Store
 from store.unit_of_work import UnitOfWork

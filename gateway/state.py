@@ -10,7 +10,7 @@ from gateway.metrics import GatewayMetrics
 from gateway.recorder import Recorder
 from gateway.release import ReleaseDesk
 from gateway.routing import Routing
-from gateway.upstream import Upstream
+from gateway.upstream.aiohttp_client import Upstream
 from store.store import Store
 
 

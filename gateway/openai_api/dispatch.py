@@ -8,10 +8,12 @@ import structlog
 
 from core.errors import EngineUnavailable, HoneError, ModelNotFound, VersionNotServed
 from gateway.episodes import HeldEpisode
+from gateway.inference.request import INJECTED_FIELDS, Endpoint, InferenceRequest, engine_body
 from gateway.metrics import GatewayMetrics
-from gateway.openai_api.capture import INJECTED_FIELDS, Endpoint, InferenceRequest, engine_body
 from gateway.routing import Routing
-from gateway.upstream import Unreachable, Upstream, engine_error
+from gateway.upstream.aiohttp_client import Upstream
+from gateway.upstream.base import Unreachable
+from gateway.upstream.errors import engine_error
 from serving.pool import Route
 
 log = structlog.get_logger(__name__)

@@ -22,14 +22,15 @@ from core.variant import ModelName
 from gateway import asgi
 from gateway.asgi import ClientLeft, ClientWatch
 from gateway.auth import require_scope
+from gateway.capture.turns import ENGINE_FAILED, Capture
 from gateway.episodes import HeldEpisode
 from gateway.errors import JSON_HEADER, encode, error_body, error_headers, must_be_logged, request_id_of
 from gateway.idempotency import RecordedAnswer
+from gateway.inference.request import MAX_CHOICES, Endpoint, InferenceRequest, parse_request
+from gateway.inference.rewrite import AnswerRewriter
 from gateway.middleware import CLIENT_LEFT, MODEL_LABEL, STREAM_BROKEN
-from gateway.openai_api.capture import MAX_CHOICES, AnswerRewriter, Endpoint, InferenceRequest, parse_request
 from gateway.openai_api.dispatch import Answered, Dispatch
 from gateway.openai_api.relay import StreamRelay
-from gateway.openai_api.turns import ENGINE_FAILED, Capture
 from gateway.state import Gateway
 from serving.pool import Route
 

@@ -9,12 +9,13 @@ import structlog
 
 from core.errors import EngineError, HoneError
 from gateway.asgi import ClientWatch, Send
+from gateway.capture.turns import CANCELLED, ENGINE_FAILED
 from gateway.errors import encode, error_body
+from gateway.inference.rewrite import AnswerRewriter, engine_error_in
 from gateway.metrics import GatewayMetrics
-from gateway.openai_api.capture import AnswerRewriter, engine_error_in
 from gateway.openai_api.stream import DONE, EventSplitter, event_data, frame
-from gateway.openai_api.turns import CANCELLED, ENGINE_FAILED
-from gateway.upstream import Upstream, stream_error
+from gateway.upstream.aiohttp_client import Upstream
+from gateway.upstream.errors import stream_error
 
 log = structlog.get_logger(__name__)
 

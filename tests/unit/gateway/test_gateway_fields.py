@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import InvalidRequest
-from gateway.openai_api.capture import MAX_ANSWERS, AnswerRewriter, engine_body, engine_error_in, parse_request
+from gateway.inference.request import MAX_ANSWERS, engine_body, parse_request
+from gateway.inference.rewrite import AnswerRewriter, engine_error_in
 
 JSON = st.recursive(
     st.none()

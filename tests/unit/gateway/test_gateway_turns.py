@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.variant import Variant
-from gateway.openai_api.capture import parse_request
-from gateway.openai_api.turns import Capture, build_turns, merge_delta
+from gateway.inference.request import parse_request
+from gateway.capture.turns import Capture, build_turns, merge_delta
 from serving.pool import Route
 from tests import nouns
 

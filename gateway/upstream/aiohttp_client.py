@@ -2,25 +2,18 @@
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 import aiohttp
-import msgspec
 
 from core.config.schema import HoneConfig
-from core.errors import EngineError, EngineUnavailable, HoneError, InvalidRequest, RateLimited
+from core.errors import EngineError, EngineUnavailable
+from gateway.upstream.base import NOT_HERE, Unreachable
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 30.0
 _READ_BUFFER_BYTES = 2**18
 _LARGEST_LINE_BYTES = 2**16
 _HEADERS = {"content-type": "application/json", "accept-encoding": "identity"}
-_NOT_HERE = frozenset({404, 502, 503, 504})
-"""Answers by which a replica says that it is away, or that it has just unloaded the version."""
-
-
-class Unreachable(Exception):
-    """The engine gave no answer at all: the request may be sent to another replica. Never leaves the gateway."""
 
 
 class Upstream:
@@ -84,7 +77,7 @@ class Upstream:
             except (aiohttp.ClientError, OSError) as error:
                 raise Unreachable(f"{url}: {type(error).__name__}: {error}") from error
             else:
-                if response.status in _NOT_HERE:
+                if response.status in NOT_HERE:
                     response.close()
                     raise Unreachable(f"{url} answered {response.status}")
                 return response
@@ -96,41 +89,3 @@ class Upstream:
             f"the engine sent nothing for {self._timeout_seconds:g} s",
             hint="raise gateway.request_timeout_seconds or ask for fewer tokens",
         )
-
-
-def engine_error(status: int, body: bytes) -> HoneError:
-    """An engine's error answer as one of ours: what the caller did wrong stays the caller's fault."""
-    message, param = _explanation(body)
-    if status == 429:
-        return RateLimited(message, param=param)
-    if status in (400, 413, 422):
-        return InvalidRequest(message, param=param)
-    if status == 503:
-        return EngineUnavailable(message)
-    return EngineError(f"the engine answered {status}: {message}")
-
-
-def stream_error(data: bytes) -> HoneError:
-    """The error object that an engine put into a stream, as one of ours."""
-    code = _error_object(data).get("code")
-    return engine_error(code if isinstance(code, int) else 500, data)
-
-
-def _explanation(body: bytes) -> tuple[str, str | None]:
-    error = _error_object(body)
-    message = error.get("message")
-    param = error.get("param")
-    if not isinstance(message, str) or not message:
-        message = body[:500].decode(errors="replace") or "no reason given"
-    return message, param if isinstance(param, str) else None
-
-
-def _error_object(body: bytes) -> dict[str, Any]:
-    try:
-        decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
-        return {}
-    if not isinstance(decoded, dict):
-        return {}
-    error = decoded.get("error", decoded)
-    return error if isinstance(error, dict) else {}

@@ -13,7 +13,7 @@ import msgspec
 from core.message import Message, Usage
 from core.policy import PolicySpan
 from core.turn import SpeculationCounts, Timing, Turn
-from gateway.openai_api.capture import Endpoint, Fields
+from gateway.inference.request import Endpoint, Fields
 from serving.pool import Route
 
 CANCELLED = "cancelled"

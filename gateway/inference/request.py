@@ -1,4 +1,4 @@
-"""What is added to a request so that its Turn can be recorded, and what is taken out of the answer again.
+"""A request for a model, and what is added to it so that its Turn can be recorded.
 
 Top-level fields stay raw bytes: whatever the gateway does not know passes to the engine, and back, unchanged.
 Field names and their meaning: vLLM 0.32, ``entrypoints/openai/{chat_completion,completion}``.
@@ -23,9 +23,7 @@ MAX_ANSWERS = 1024
 INJECTED_FIELDS = ("return_token_ids", "logprobs")
 
 _decode_fields = msgspec.json.Decoder(Fields).decode
-_decode_choices = msgspec.json.Decoder(list[Fields]).decode
 _encode = msgspec.json.Encoder().encode
-_NULL = Raw(b"null")
 _TRUE = Raw(b"true")
 _ZERO = Raw(b"0")
 _TOKEN_LIMITS = ("max_tokens", "max_completion_tokens")
@@ -46,6 +44,8 @@ class InferenceRequest:
     """A parsed request body: raw fields, and the few values that the gateway must understand."""
 
     endpoint: Endpoint
+    body: bytes
+    """The JSON object as it came."""
     fields: Fields
     model: ModelName
     stream: bool
@@ -73,6 +73,7 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
     _check_token_limits(fields, least=0 if echo else 1)
     return InferenceRequest(
         endpoint=endpoint,
+        body=body,
         fields=fields,
         model=parse_model_name(model),
         stream=bool(stream),
@@ -123,63 +124,6 @@ def engine_body(request: InferenceRequest, engine_model: str, *, capture: bool =
         # Completions count alternatives beside the sampled token: 0 returns the sampled token's log-prob alone.
         fields["logprobs"] = _TRUE if request.endpoint == "chat.completions" else _ZERO
     return _encode(fields)
-
-
-class AnswerRewriter:
-    """Turns the engine's JSON into the client's: the public model name, and nothing that was not asked for."""
-
-    def __init__(self, plan: CapturePlan, public_model: str) -> None:
-        self._plan = plan
-        self._model = Raw(_encode(public_model))
-
-    def answer(self, body: bytes) -> bytes:
-        """A whole answer. Raises msgspec.DecodeError when it is not the JSON that an engine answers with."""
-        fields = _decode_fields(body)
-        self._rewrite(fields)
-        return _encode(fields)
-
-    def chunk(self, data: bytes) -> bytes | None:
-        """One event of a stream; None: the client is not to see it. Raises msgspec.DecodeError as ``answer``."""
-        fields = _decode_fields(data)
-        choices = self._rewrite(fields)
-        if not self._plan.keep_usage and fields.pop("usage", None) is not None and not choices:
-            return None
-        if choices and (self._plan.token_ids or self._plan.logprobs) and all(map(_says_nothing, choices)):
-            return None
-        return _encode(fields)
-
-    def _rewrite(self, fields: Fields) -> list[Fields]:
-        fields["model"] = self._model
-        raw = fields.get("choices")
-        choices = [] if raw is None else _decode_choices(raw)
-        if self._plan.token_ids:
-            fields.pop("prompt_token_ids", None)
-        if not (self._plan.token_ids or self._plan.logprobs):
-            return choices
-        for choice in choices:
-            if self._plan.token_ids:
-                choice.pop("token_ids", None)
-                choice.pop("prompt_token_ids", None)
-            if self._plan.logprobs and "logprobs" in choice:
-                choice["logprobs"] = _NULL
-        fields["choices"] = Raw(_encode(choices))
-        return choices
-
-
-def engine_error_in(data: bytes) -> Fields | None:
-    """The error object, if a stream's event is one. Raises msgspec.DecodeError when it is not a JSON object."""
-    if b'"error"' not in data:
-        return None
-    fields = _decode_fields(data)
-    if "choices" in fields or "error" not in fields:
-        return None
-    return fields
-
-
-def _says_nothing(choice: Fields) -> bool:
-    """An engine with a tool or reasoning parser sends such chunks only because token ids were asked for."""
-    delta, finish = choice.get("delta"), choice.get("finish_reason")
-    return delta is not None and bytes(delta) == b"{}" and (finish is None or bytes(finish) == b"null")
 
 
 def _check_token_limits(fields: Fields, *, least: int) -> None:

@@ -1,0 +1,67 @@
+"""CapturedCall: one answered model call as it is written to the journal, before anything is parsed."""
+
+from typing import Literal
+
+import msgspec
+
+Surface = Literal["chat.completions", "completions", "responses", "messages"]
+"""The API that the client used; ``Turn.endpoint`` is what the engine was asked by."""
+
+CANCELLED = "cancelled"
+ENGINE_FAILED = "engine_failed"
+
+
+class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
+    """What the Turns of one request are made of.
+
+    Fields are only ever appended, with defaults, so that old journals stay readable.
+    """
+
+    endpoint: Literal["chat.completions", "completions"]
+    surface: Surface
+    request: bytes
+    """The client's JSON body; empty where no content may be kept."""
+    payloads: list[bytes]
+    """The engine's JSON: one body, or the data of every event of a stream; empty where no content may be kept."""
+    policy: str
+    """Policy, Base, or outside model."""
+    version: int
+    variant: str
+    deployment_id: str
+    episode_id: str
+    opens_episode: bool
+    """The Episode row is written with this record."""
+    index: int
+    """The order in the Episode."""
+    tenant_id: str
+    key_id: str
+    turn_ids: list[str]
+    """One per choice."""
+    request_id: str
+    idempotency_key: str | None
+    consent: bool
+    """The Turn may train."""
+    stored: bool
+    """The API may return the answer later."""
+    redact: bool
+    """Personal data is to be taken out before anything is stored."""
+    started_at: float
+    """Unix seconds."""
+    total_seconds: float
+    first_token_seconds: float | None = None
+    broken: str | None = None
+    """Why a stream did not reach its end: ``cancelled`` or ``engine_failed``."""
+    prompt_tokens: int = 0
+    """As the engine counted, for records without content."""
+    completion_tokens: int = 0
+    parent_turn_id: str | None = None
+    """The Turn that the request's messages continue, where they told."""
+    public_model: str = ""
+    """What the client was told."""
+    fallback_from: str | None = None
+    """The model that was asked for, where another one answered."""
+
+    @property
+    def keeps_content(self) -> bool:
+        """Whether more than counters may be stored."""
+        return self.consent or self.stored

@@ -1,0 +1,1 @@
+"""What a Tenant and a key may use: requests, tokens, streams, budgets."""

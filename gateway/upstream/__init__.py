@@ -1,0 +1,1 @@
+"""The HTTP clients that requests reach engines by."""

@@ -1,0 +1,45 @@
+"""An engine's refusals as errors of ours: what the caller did wrong stays the caller's fault."""
+
+from typing import Any
+
+import msgspec
+
+from core.errors import EngineError, EngineUnavailable, HoneError, InvalidRequest, RateLimited
+
+
+def engine_error(status: int, body: bytes) -> HoneError:
+    """An engine's error answer as one of ours: what the caller did wrong stays the caller's fault."""
+    message, param = _explanation(body)
+    if status == 429:
+        return RateLimited(message, param=param)
+    if status in (400, 413, 422):
+        return InvalidRequest(message, param=param)
+    if status == 503:
+        return EngineUnavailable(message)
+    return EngineError(f"the engine answered {status}: {message}")
+
+
+def stream_error(data: bytes) -> HoneError:
+    """The error object that an engine put into a stream, as one of ours."""
+    code = _error_object(data).get("code")
+    return engine_error(code if isinstance(code, int) else 500, data)
+
+
+def _explanation(body: bytes) -> tuple[str, str | None]:
+    error = _error_object(body)
+    message = error.get("message")
+    param = error.get("param")
+    if not isinstance(message, str) or not message:
+        message = body[:500].decode(errors="replace") or "no reason given"
+    return message, param if isinstance(param, str) else None
+
+
+def _error_object(body: bytes) -> dict[str, Any]:
+    try:
+        decoded = msgspec.json.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return {}
+    if not isinstance(decoded, dict):
+        return {}
+    error = decoded.get("error", decoded)
+    return error if isinstance(error, dict) else {}

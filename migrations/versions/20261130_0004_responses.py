@@ -1,0 +1,17 @@
+"""Stored responses.
+
+Revision: 20261130_0004, after 20261130_0003.
+"""
+
+revision = "20261130_0004"
+down_revision = "20261130_0003"
+branch_labels = None
+depends_on = None
+
+
+def upgrade() -> None:
+    """Go forward from ``down_revision``."""
+
+
+def downgrade() -> None:
+    """Go back to ``down_revision``."""
