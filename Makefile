@@ -10,10 +10,10 @@ SEED ?= 0
 KEEP ?=
 ENGINE ?= cpu
 
-.PHONY: help install demo test check lint types imports architecture lock docs clean
+.PHONY: help install demo test check lint types imports architecture lock docs bench-gateway bench-gateway-quick clean
 
 help: ## Show the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
 
 install: ## Install everything into .venv and .venv-engine
 	@scripts/install.sh $(ENGINE)
@@ -45,5 +45,13 @@ lock: ## Resolve the locked requirements again (needs uv)
 docs: install ## Write the generated documents again
 	@$(VENV)/bin/hone config reference > docs/configuration.md
 
+bench-gateway: install ## Measure the gateway beside others (30 minutes); writes bench/results and docs/benchmarks.md
+	@scripts/install.sh bench
+	@$(PYTHON) -m bench.gateway.run
+
+bench-gateway-quick: install ## Try every part of that benchmark in short windows; writes nothing
+	@scripts/install.sh bench
+	@$(PYTHON) -m bench.gateway.run --quick
+
 clean: ## Remove environments, caches and local data
-	rm -rf $(VENV) $(ENGINE_VENV) .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -29,6 +29,8 @@ class Allowance(Noun):
     concurrent_streams: int | None = Field(default=None, ge=0)
     tokens_per_month: int | None = Field(default=None, ge=0)
     """Budget of a calendar month in UTC."""
+    dollars_per_month: float | None = Field(default=None, ge=0)
+    """Budget of a calendar month in US dollars, by the prices in ``gateway.prices``; models without one are free."""
 
 
 class Tenant(Noun):
@@ -59,7 +61,20 @@ class ApiKey(Noun):
     """As in the Tenant; a name must be allowed by both."""
     allowance: Allowance = Allowance()
     revoked: bool = False
+    expires_at: float | None = None
+    """Unix seconds from which the key is not valid any more; None: never."""
+    previous_hash: str | None = None
+    """The hash before the last rotation: valid until ``previous_until``."""
+    previous_until: float | None = None
     created_at: float = Field(default_factory=now)
+
+    def accepts(self, key_hash: str, at: float) -> bool:
+        """Whether the plaintext with this hash is valid at a time (Unix seconds)."""
+        if self.revoked or (self.expires_at is not None and at >= self.expires_at):
+            return False
+        if key_hash == self.key_hash:
+            return True
+        return key_hash == self.previous_hash and self.previous_until is not None and at < self.previous_until
 
 
 class AuditRecord(Noun):
@@ -72,6 +87,18 @@ class AuditRecord(Noun):
     subject: str
     detail: dict[str, object] = Field(default_factory=dict)
     created_at: float = Field(default_factory=now)
+
+
+def model_allowed(patterns: tuple[str, ...] | None, model: str) -> bool:
+    """Whether a list of names (None: all) allows a ``model`` field.
+
+    ``coder`` allows every variant and version of it: ``coder-fast``, ``coder@17``; ``openai/*`` what begins so.
+    """
+    if patterns is None or model in patterns:
+        return True
+    name = model.partition("@")[0]
+    names = (model, name, name.removesuffix("-fast"))
+    return any(pattern in names or (pattern.endswith("*") and model.startswith(pattern[:-1])) for pattern in patterns)
 
 
 def mint_key() -> str:

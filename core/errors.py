@@ -12,9 +12,12 @@ HoneError
 │   │   ├── InvalidTransition
 │   │   └── VersionNotServed
 │   └── RateLimited               429
+│       └── QuotaExceeded         the budget of the month is used up
 ├── EngineError                   502: the engine answered wrongly or not at all
 │   ├── EngineUnavailable         503
+│   ├── EngineTimeout             504
 │   ├── AdapterRejected           the engine refused an adapter
+│   ├── ProviderRefused           an outside provider refused this installation's key
 │   └── ProbeFailed               a loaded version does not reproduce its Probe
 ├── SandboxError                  infrastructure of the sandbox, never the fault of the code inside
 ├── VerifierError                 a verifier crashed: an invalid Verdict, never a reward of zero
@@ -112,11 +115,35 @@ class VersionNotServed(Conflict):
 
 
 class RateLimited(RequestError):
-    """A request, token, stream or budget limit is reached."""
+    """A request, token, stream or budget limit is reached.
+
+    ``retry_after_seconds``: when it is worth trying again; None: not known, infinite: never as it stands.
+    ``headers`` belong on the answer.
+    """
 
     status = 429
     type = "rate_limit_error"
     code = "rate_limit_exceeded"
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        hint: str | None = None,
+        param: str | None = None,
+        retry_after_seconds: float | None = None,
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+    ) -> None:
+        super().__init__(message, hint=hint, param=param)
+        self.retry_after_seconds = retry_after_seconds
+        self.headers = headers
+
+
+class QuotaExceeded(RateLimited):
+    """The budget of the month is used up."""
+
+    type = "insufficient_quota"
+    code = "insufficient_quota"
 
 
 class EngineError(HoneError):
@@ -133,10 +160,23 @@ class EngineUnavailable(EngineError):
     code = "engine_unavailable"
 
 
+class EngineTimeout(EngineError):
+    """The engine was silent for longer than it may be."""
+
+    status = 504
+    code = "engine_timeout"
+
+
 class AdapterRejected(EngineError):
     """The engine refused to load an adapter."""
 
     code = "adapter_rejected"
+
+
+class ProviderRefused(EngineError):
+    """The provider of an outside model refused the key that this installation has for it."""
+
+    code = "provider_refused"
 
 
 class ProbeFailed(EngineError):

@@ -4,10 +4,13 @@ The random part is a ULID (48 bits of milliseconds, 80 bits of randomness, Crock
 by creation time and need no coordination between processes. Source: https://github.com/ulid/spec.
 """
 
-import secrets
+import os
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+# Two characters at a time: ids are made several times in every request.
+_PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
+_SHIFTS = range(120, -1, -10)
 
 EPISODE = "ep"
 TURN = "turn"
@@ -26,13 +29,24 @@ RELEASE = "rel"
 REQUEST = "req"
 DRAFTER = "drf"
 RUN = "run"
+JOURNAL = "jrn"
+RESPONSE = "resp"
+REPLICA = "rep"
+FEEDBACK = "fb"
 
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``ep_01k…`` (26 characters after the prefix)."""
-    value = (int(time.time() * 1000) << 80) | secrets.randbits(80)
-    characters = []
-    for _ in range(26):
-        characters.append(_ALPHABET[value & 31])
-        value >>= 5
-    return f"{prefix}_{''.join(reversed(characters))}"
+    value = (int(time.time() * 1000) << 80) | int.from_bytes(os.urandom(10))
+    return f"{prefix}_{''.join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])}"
+
+
+def time_of(identity: str) -> float | None:
+    """Unix seconds at which ``new_id`` gave out ``identity``; None for a text of another form."""
+    random_part = identity.rpartition("_")[2]
+    if len(random_part) != 26 or not all(character in _ALPHABET for character in random_part):
+        return None
+    milliseconds = 0
+    for character in random_part[:10]:
+        milliseconds = milliseconds * 32 + _ALPHABET.index(character)
+    return milliseconds / 1000

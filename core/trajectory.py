@@ -40,6 +40,8 @@ class Trajectory(Noun):
 
 def continues(earlier: Turn, later: Turn) -> bool:
     """Whether ``later``'s prompt is ``earlier``'s prompt + output, token for token, and something new."""
+    if not (earlier.exact and later.exact):
+        return False
     prefix = earlier.prompt_ids + earlier.output_ids
     return len(later.prompt_ids) >= len(prefix) and later.prompt_ids[: len(prefix)] == prefix
 
@@ -61,10 +63,14 @@ def _gist(message: dict[str, object]) -> tuple[object, object]:
 
 
 def build_trajectory(episode_id: str, turns: Sequence[Turn]) -> Trajectory:
-    """Arrange an Episode's Turns into Branches by token prefix; each Turn lands in exactly one Branch."""
+    """Arrange an Episode's Turns into Branches by token prefix; each Turn lands in exactly one Branch.
+
+    Turns of which no content was kept are in none: nothing is known of what they continue.
+    """
     paths: list[list[Turn]] = []
     causes: list[BreakCause] = []
-    for turn in sorted(turns, key=lambda item: (item.index, item.choice)):
+    kept = [turn for turn in turns if turn.content_kept]
+    for turn in sorted(kept, key=lambda item: (item.index, item.choice)):
         parent = max(
             (path for path in paths if continues(path[-1], turn)),
             key=lambda path: len(path[-1].prompt_ids) + len(path[-1].output_ids),

@@ -49,8 +49,12 @@ class Turn(Noun):
     """The API may return the answer later."""
     content_kept: bool = True
     """False: neither consent nor ``store`` allowed to keep what was said; only counters are here."""
+    redacted: bool = False
+    """Personal data was taken out: the text is not what the engine saw, so there are no token ids."""
     parent_turn_id: str | None = None
     """The Turn that this one's messages continue."""
+    thread: str | None = None
+    """Digest of the conversation up to and with this answer: what a later request's messages are recognised by."""
     fallback_from: str | None = None
     """The model that was asked for, where another one answered."""
     messages: tuple[Message, ...] = ()
@@ -74,6 +78,12 @@ class Turn(Noun):
     trainable: bool = False
     """Consent was granted for this Turn, and its tokens may be used."""
     created_at: float = Field(default_factory=now)
+
+    def without_content(self) -> "Turn":
+        """The Turn with nothing but counters: what is kept when neither consent nor ``store`` allows more."""
+        empty: dict[str, Any] = {"messages": (), "response": {}, "sampling": {}, "prompt_ids": (), "output_ids": ()}
+        closed = {"output_logprobs": (), "exact": False, "content_kept": False, "stored": False, "trainable": False}
+        return self.model_copy(update=empty | closed | {"thread": None})
 
     @property
     def version(self) -> int:

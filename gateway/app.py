@@ -7,22 +7,32 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
+from gateway import episodes_api, feedback_api
 from gateway.admin.routes import admin_router
+from gateway.anthropic_api import routes as messages
 from gateway.auth import Authenticator
 from gateway.episodes import Episodes
 from gateway.errors import install_error_handlers
+from gateway.hosted_tools.tools import SandboxedTools
 from gateway.idempotency import RecordedAnswers
+from gateway.inference.dispatch import Dispatch
+from gateway.inference.request import Endpoint
+from gateway.inference.service import InferenceService
+from gateway.limits.leased import LeasedLimits
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import GatewayMiddleware
-from gateway.openai_api import models
-from gateway.openai_api.inference import InferenceEndpoint
-from gateway.openai_api.routes import inference_routes
+from gateway.openai_api import models, passthrough, stored
+from gateway.openai_api.endpoint import InferenceEndpoint
+from gateway.openai_api.routes import CHAT_PATH, COMPLETIONS_PATH, inference_routes
+from gateway.outside.models import OutsideModels
 from gateway.probes import router as probes_router
 from gateway.recorder import Recorder
 from gateway.release import ReleaseDesk
+from gateway.responses_api.routes import responses_router
+from gateway.responses_api.service import responses_service
 from gateway.routing import Routing
 from gateway.state import Gateway
-from gateway.upstream.aiohttp_client import Upstream
+from gateway.upstream.lean_client import LeanUpstream
 from store.store import Store
 
 
@@ -46,12 +56,11 @@ def create_app(config: HoneConfig, store: Store, *, registry: CollectorRegistry)
         redirect_slashes=False,
     )
     app.state.gateway = gateway
-    routes = inference_routes(
-        chat=InferenceEndpoint(gateway=gateway, endpoint="chat.completions"),
-        completions=InferenceEndpoint(gateway=gateway, endpoint="completions"),
-    )
+    routes = inference_routes(gateway.hot_handlers)
     app.router.routes.extend(routes)
-    app.include_router(models.router)
+    for part in (models, messages, stored, passthrough, feedback_api, episodes_api):
+        app.include_router(part.router)
+    app.include_router(responses_router(responses_service(gateway)))
     app.include_router(probes_router)
     app.include_router(admin_router())
     install_error_handlers(app)
@@ -65,15 +74,42 @@ def create_app(config: HoneConfig, store: Store, *, registry: CollectorRegistry)
 
 def _assemble(config: HoneConfig, store: Store, registry: CollectorRegistry) -> Gateway:
     metrics = GatewayMetrics(registry)
+    routing = Routing(config=config, store=store, metrics=metrics)
+    episodes = Episodes(config=config, store=store, metrics=metrics)
+    answers = RecordedAnswers()
+    recorder = Recorder(config=config, store=store, metrics=metrics)
+    upstream = LeanUpstream(config=config)
+    outside = OutsideModels(config=config, metrics=metrics)
+    limits = LeasedLimits(config=config, store=store, metrics=metrics)
+    inference = InferenceService(
+        limits=limits,
+        episodes=episodes,
+        answers=answers,
+        dispatch=Dispatch(config=config, routing=routing, upstream=upstream, outside=outside, metrics=metrics),
+        recorder=recorder,
+        metrics=metrics,
+    )
+    authenticator = Authenticator(store=store)
+    endpoints: dict[str, Endpoint] = {CHAT_PATH: "chat.completions", COMPLETIONS_PATH: "completions"}
     return Gateway(
         config=config,
         store=store,
         metrics=metrics,
-        authenticator=Authenticator(store=store),
-        routing=Routing(config=config, store=store, metrics=metrics),
-        episodes=Episodes(config=config, store=store, metrics=metrics),
-        answers=RecordedAnswers(),
-        recorder=Recorder(config=config, store=store, metrics=metrics),
-        upstream=Upstream(config=config),
+        authenticator=authenticator,
+        hot_handlers={
+            path: InferenceEndpoint(
+                path=path, endpoint=endpoint, authenticator=authenticator, inference=inference, metrics=metrics
+            )
+            for path, endpoint in endpoints.items()
+        },
+        routing=routing,
+        episodes=episodes,
+        answers=answers,
+        recorder=recorder,
+        upstream=upstream,
+        limits=limits,
+        outside=outside,
+        inference=inference,
         releases=ReleaseDesk(store=store),
+        hosted_tools=SandboxedTools(config=config),
     )

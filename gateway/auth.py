@@ -1,5 +1,6 @@
-"""Who is calling: Bearer keys, looked up by hash and remembered for a few seconds."""
+"""Who is calling: API keys, looked up by hash and remembered for a few seconds."""
 
+import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
@@ -7,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from core.access import ApiKey, Scope, Tenant, hash_key
+from core.access import ApiKey, Scope, Tenant, model_allowed
 from core.errors import AuthenticationFailed, PermissionDenied
 from store.store import Store
 
@@ -34,54 +35,106 @@ class Caller:
         """Whether what is said may train; a request can still narrow it."""
         return self.key.training_granted or self.tenant.training_granted
 
+    def may_use(self, model: str) -> bool:
+        """Whether Tenant and key both allow a ``model`` field."""
+        return model_allowed(self.tenant.models, model) and model_allowed(self.key.models, model)
+
 
 @dataclass(slots=True)
 class _Remembered:
-    key: ApiKey | None
+    caller: Caller
     at: float
+    asking: bool = False
+    """Somebody is asking the store again."""
 
 
 class Authenticator:
-    """Turns an ``authorization`` header into an ApiKey."""
+    """Turns the headers of a request into its Caller."""
 
     def __init__(self, *, store: Store) -> None:
         self._store = store
-        self._remembered: OrderedDict[str, _Remembered] = OrderedDict()
+        self._known: OrderedDict[str, _Remembered] = OrderedDict()
+        self._unknown: OrderedDict[str, float] = OrderedDict()
 
-    async def authenticate(self, headers: Mapping[bytes, bytes]) -> ApiKey:
-        """The caller's key. Raises AuthenticationFailed; StoreError for an unknown key while the store is away."""
+    async def authenticate(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """The caller by ``authorization: Bearer``, ``x-api-key`` (as Anthropic's clients send) or ``api-key``.
+
+        Raises AuthenticationFailed; StoreError for an unknown key while the store is away.
+        """
         value = headers.get(b"authorization", b"")
-        if value[: len(_BEARER)].lower() != _BEARER:
+        if value[: len(_BEARER)].lower() == _BEARER:
+            value = value[len(_BEARER) :]
+        else:
+            value = headers.get(b"x-api-key") or headers.get(b"api-key") or b""
+        value = value.strip()
+        if not value:
             raise AuthenticationFailed("no API key was sent", hint="send 'Authorization: Bearer KEY'")
-        key = await self._find(hash_key(value[len(_BEARER) :].strip().decode("latin-1")))
-        if key is None or key.revoked:
+        key_hash = hashlib.sha256(value).hexdigest()
+        remembered = self._known.get(key_hash)
+        if remembered is not None and time.monotonic() - remembered.at < FRESH_SECONDS:
+            caller: Caller | None = remembered.caller
+        else:
+            caller = await self._find(key_hash, remembered)
+        if caller is None or not caller.key.accepts(key_hash, time.time()):
             raise AuthenticationFailed("the API key is not valid")
-        return key
+        return caller
 
     def forget(self, key_hash: str) -> None:
         """Ask the store again at the next use of this key."""
-        self._remembered.pop(key_hash, None)
+        self._known.pop(key_hash, None)
+        self._unknown.pop(key_hash, None)
 
-    async def _find(self, key_hash: str) -> ApiKey | None:
+    def forget_tenant(self, tenant_id: str) -> None:
+        """Ask the store again at the next use of any of this Tenant's keys."""
+        for key_hash, remembered in list(self._known.items()):
+            if remembered.caller.tenant.id == tenant_id:
+                del self._known[key_hash]
+
+    async def _find(self, key_hash: str, remembered: _Remembered | None) -> Caller | None:
         now = time.monotonic()
-        remembered = self._remembered.get(key_hash)
-        if remembered is not None:
-            fresh = UNKNOWN_FRESH_SECONDS if remembered.key is None else FRESH_SECONDS
-            if now - remembered.at < fresh:
-                return remembered.key
+        if remembered is None:
+            at = self._unknown.get(key_hash)
+            if at is not None and now - at < UNKNOWN_FRESH_SECONDS:
+                return None
+        elif remembered.asking and now - remembered.at < 2 * FRESH_SECONDS:
+            return remembered.caller
+        else:
+            remembered.asking = True
         try:
-            async with self._store.reading() as work:
-                key = await work.api_keys.by_hash(key_hash)
+            caller = await self._ask(key_hash)
         except Exception as error:
-            if remembered is None or remembered.key is None or now - remembered.at > OUTAGE_SECONDS:
+            if remembered is None or now - remembered.at > OUTAGE_SECONDS:
                 raise
-            log.warning("key_lookup_failed", key_id=remembered.key.id, error=str(error))
-            return remembered.key
-        self._remembered[key_hash] = _Remembered(key, now)
-        self._remembered.move_to_end(key_hash)
-        while len(self._remembered) > _MOST_REMEMBERED:
-            self._remembered.popitem(last=False)
-        return key
+            log.warning("key_lookup_failed", key_id=remembered.caller.key.id, error=str(error))
+            return remembered.caller
+        finally:
+            if remembered is not None:
+                remembered.asking = False
+        return self._remember(key_hash, caller, now)
+
+    async def _ask(self, key_hash: str) -> Caller | None:
+        async with self._store.reading() as work:
+            key = await work.api_keys.by_hash(key_hash)
+            return None if key is None else Caller(key=key, tenant=await work.tenants.get(key.tenant_id))
+
+    def _remember(self, key_hash: str, caller: Caller | None, now: float) -> Caller | None:
+        # Apart from each other: a flood of unknown keys must not push out those that work during an outage.
+        if caller is None:
+            self._known.pop(key_hash, None)
+            self._unknown[key_hash] = now
+            self._unknown.move_to_end(key_hash)
+        else:
+            self._unknown.pop(key_hash, None)
+            old = self._known.get(key_hash)
+            if old is not None and old.caller == caller:
+                # The same object stays, and with it what hangs on it.
+                caller = old.caller
+            self._known[key_hash] = _Remembered(caller, now)
+            self._known.move_to_end(key_hash)
+        for remembered in (self._known, self._unknown):
+            while len(remembered) > _MOST_REMEMBERED:
+                remembered.popitem(last=False)
+        return caller
 
 
 def require_scope(key: ApiKey, scope: Scope) -> ApiKey:

@@ -22,14 +22,14 @@ def gateway_of(request: Request) -> Gateway:
 
 async def reader(request: Request) -> ApiKey:
     """A caller with ``admin:read``."""
-    key = await gateway_of(request).authenticator.authenticate(header_map(request.scope))
-    return require_scope(key, Scope.ADMIN_READ)
+    caller = await gateway_of(request).authenticator.authenticate(header_map(request.scope))
+    return require_scope(caller.key, Scope.ADMIN_READ)
 
 
 async def writer(request: Request) -> ApiKey:
     """A caller with ``admin:write``."""
-    key = await gateway_of(request).authenticator.authenticate(header_map(request.scope))
-    return require_scope(key, Scope.ADMIN_WRITE)
+    caller = await gateway_of(request).authenticator.authenticate(header_map(request.scope))
+    return require_scope(caller.key, Scope.ADMIN_WRITE)
 
 
 GatewayParts = Annotated[Gateway, Depends(gateway_of)]

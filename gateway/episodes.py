@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -13,6 +14,7 @@ from core.config.schema import HoneConfig
 from core.episode import Episode, EpisodeStatus
 from core.errors import Conflict, NotFound
 from core.variant import ModelName
+from gateway.inference.threads import Link, Thread, ThreadIndex
 from gateway.metrics import GatewayMetrics
 from store.store import Store
 
@@ -20,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 IDLE_SECONDS = 3600.0
 """After this time without a Turn an Episode's version is no longer remembered here."""
-_MOST_HELD = 50_000
+_MOST_HELD = 10_000
 _LOOKUP_TIMEOUT_SECONDS = 2.0
 
 
@@ -34,6 +36,8 @@ class HeldEpisode:
     """Policy → the version that answered its first Turn here."""
     pinned: tuple[str, int] | None = None
     """Policy and version that the Episode was created for."""
+    may_train: bool = True
+    """False: whoever opened it withdrew training, so that nothing said in it is kept for that."""
     next_index: int = 0
     new: bool = False
     """The Episode row is to be written with the first Turn."""
@@ -61,6 +65,7 @@ class Episodes:
         self._shared = not config.database_url.startswith("sqlite")
         self._grace_seconds = 2 * config.gateway.recorder_flush_seconds + 0.1
         self._held: OrderedDict[str, HeldEpisode] = OrderedDict()
+        self._threads = ThreadIndex()
 
     async def find(self, key: ApiKey, episode_id: str | None) -> HeldEpisode:
         """The Episode named by a request's header, or a new one where none is named.
@@ -101,9 +106,50 @@ class Episodes:
         self._held[episode_id] = stored
         return self._touch(stored)
 
+    async def continued(self, key: ApiKey, thread: Thread) -> tuple[HeldEpisode, Link | None]:
+        """The Episode whose conversation a request's messages continue, and the Turn there; else a new one.
+
+        Unlike a named Episode, one that is found by its messages breaks nothing: if it has ended, or the store is
+        away, the conversation goes on as a new Episode.
+        """
+        link = await self.link_of(key, thread)
+        if link is None:
+            return self._open(key), None
+        try:
+            return await self.find(key, link.episode_id), link
+        except (Conflict, NotFound):
+            return self._open(key), None
+
+    async def link_of(self, key: ApiKey, thread: Thread) -> Link | None:
+        """The Turn whose answer is the last one in a conversation that was given here, or by another process."""
+        if not thread.answered:
+            return None
+        link = self._threads.find(thread)
+        if link is not None:
+            return link
+        digests = [digest.hex() for digest in thread.answered]
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS), self._store.reading() as work:
+                found = await work.turns.by_thread(key.tenant_id, digests)
+        except Exception as error:  # noqa: BLE001 - no failing look-up may break an answer
+            self._metrics.capture_failures.labels("thread_lookup").inc()
+            log.warning("thread_lookup_failed", error=f"{type(error).__name__}: {error}")
+            return None
+        return None if found is None else Link(*found)
+
+    def answered(self, held: HeldEpisode, threads: Sequence[str], turn_ids: Sequence[str]) -> None:
+        """Remember by which conversations the answers of a request will be recognised."""
+        for thread, turn_id in zip(threads, turn_ids, strict=False):
+            if thread:
+                self._threads.add(thread, Link(held.id, turn_id))
+
     def began(self, held: HeldEpisode, policy: str, version: int) -> None:
         """Note which version answered; the first one stays."""
         held.versions.setdefault(policy, version)
+
+    def ended(self, episode_id: str) -> None:
+        """An Episode takes no more Turns: the store is asked at the next use of its id."""
+        self._held.pop(episode_id, None)
 
     def _open(self, key: ApiKey) -> HeldEpisode:
         held = HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
@@ -149,6 +195,7 @@ class Episodes:
             tenant_id=episode.tenant_id,
             versions=versions,
             pinned=None if episode.version is None else (episode.policy, episode.version),
+            may_train=episode.trainable or episode.purpose != "client",
             next_index=max((turn.index + 1 for turn in turns), default=0),
         )
 

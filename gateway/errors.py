@@ -1,5 +1,6 @@
 """Every error as OpenAI's error body: ``{"error": {"message", "type", "param", "code"}}``."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -55,7 +56,12 @@ def error_headers(error: HoneError) -> list[tuple[bytes, bytes]]:
     headers = [JSON_HEADER]
     if isinstance(error, AuthenticationFailed):
         headers.append((b"www-authenticate", b"Bearer"))
-    if isinstance(error, EngineUnavailable | RateLimited | StoreError):
+    if isinstance(error, RateLimited):
+        headers += error.headers
+        if error.retry_after_seconds != math.inf:
+            seconds = RETRY_AFTER_SECONDS if error.retry_after_seconds is None else error.retry_after_seconds
+            headers.append((b"retry-after", str(max(1, math.ceil(seconds))).encode()))
+    elif isinstance(error, EngineUnavailable | StoreError):
         headers.append((b"retry-after", str(RETRY_AFTER_SECONDS).encode()))
     return headers
 

@@ -1,75 +1,98 @@
-"""Makes Turns durable off the request path: a bounded buffer, written in batches, retried while the store is away."""
+"""Recorder: takes answered calls off the request path into the journal, and says how far they are durable.
+
+``record`` costs an encoding and never waits. The Turns are built and written by a Drain: in the recorder process, or
+in this one where the configuration says ``inline``. Both do the same and report through the journal's position file.
+"""
 
 import asyncio
 import contextlib
-from collections import deque
-from dataclasses import dataclass
-from itertools import islice
+import time
+from collections import Counter
+from functools import lru_cache, partial
 
 import structlog
+from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
-from core.episode import Episode
-from core.errors import NotFound, StoreError
-from core.turn import Turn
-from gateway.capture.turns import Capture, build_turns
+from core.errors import MachineError
+from gateway.capture.breaks import BreakCounter
+from gateway.capture.drain import Drain
+from gateway.capture.journal import Journal, journal_root
+from gateway.capture.position import Position, read_position
+from gateway.capture.record import CapturedCall
+from gateway.capture.redaction import load_redactor, without_content
+from gateway.capture.stored import store_completion
 from gateway.metrics import GatewayMetrics
-from store.events import TURNS
 from store.store import Store
-from store.unit_of_work import UnitOfWork
 
 log = structlog.get_logger(__name__)
 
-BATCH_ITEMS = 64
-"""Requests per transaction."""
-REJECTIONS = 3
-"""How often a healthy store may refuse one request's Turns before they are given up."""
-_FIRST_RETRY_SECONDS = 0.1
-_LONGEST_RETRY_SECONDS = 2.0
-_STOP_SECONDS = 15.0
+_POLL_SECONDS = 0.01
+_SILENT_SECONDS = 30.0
+"""After this time without progress the recorder process is said to be away."""
 
 
-@dataclass(slots=True, eq=False)
-class _Item:
-    """One request on its way into the store; its Turns are built once, in the background."""
+def make_drain(config: HoneConfig, store: Store) -> Drain:
+    """The Drain of this configuration's journals, with everything that is written beside Turns."""
+    # Counted here, and shown by the gateway whose Turns they are: see Position.
+    counted = GatewayMetrics(CollectorRegistry())
+    return Drain(
+        journal_root(config),
+        store=store,
+        flush_seconds=config.gateway.recorder_flush_seconds,
+        redactor=lru_cache(maxsize=1)(load_redactor),
+        extras=(store_completion, BreakCounter(metrics=counted)),
+        links=partial(_links, counted),
+    )
 
-    capture: Capture
-    episode: Episode | None
-    turns: list[Turn] | None = None
-    tried: bool = False
-    rejections: int = 0
 
-    @property
-    def size(self) -> int:
-        return max(1, len(self.capture.turn_ids))
+def _links(metrics: GatewayMetrics) -> Counter[str]:
+    return Counter(
+        {
+            sample.labels["link"]: int(sample.value)
+            for family in metrics.turn_links.collect()
+            for sample in family.samples
+            if sample.name.endswith("_total")
+        }
+    )
 
 
 class Recorder:
-    """Owns the buffer. ``record`` never waits and never raises; what cannot be kept is counted by cause."""
+    """The gateway's side of the capture. ``record`` never raises; what cannot be kept is counted by cause."""
 
     def __init__(self, *, config: HoneConfig, store: Store, metrics: GatewayMetrics) -> None:
-        self._capacity = config.gateway.recorder_buffer_turns
-        self._flush_seconds = config.gateway.recorder_flush_seconds
-        self._store = store
+        self._config = config.gateway
         self._metrics = metrics
-        self._waiting: deque[_Item] = deque()
-        self._buffered = 0
+        self._capacity = config.gateway.journal_max_mib * 1024 * 1024
+        self._journal = Journal(
+            journal_root(config),
+            capacity_bytes=self._capacity,
+            lost=self._lose,
+            schedule=self._at_end_of_turn,
+            syncs=config.gateway.journal_sync == "disk",
+        )
+        self._drain = make_drain(config, store) if config.gateway.recorder == "inline" else None
+        self._seen = Position()
         self._lost = 0
-        self._last_error: str | None = None
-        self._wake = asyncio.Event()
-        self._hurry = asyncio.Event()
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self._task: asyncio.Task[None] | None = None
+        self._error: str | None = None
+        self._moved_at = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def buffered(self) -> int:
-        """Turns that are not durable yet."""
-        return self._buffered
+        """Turns that are not in the store yet."""
+        self._look()
+        return self._journal.undrained_turns
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Journal that is not in the store yet."""
+        return self._journal.undrained_bytes
 
     @property
     def capacity(self) -> int:
-        """Turns that fit into the buffer."""
+        """Bytes of journal that may wait for the store."""
         return self._capacity
 
     @property
@@ -79,163 +102,121 @@ class Recorder:
 
     @property
     def last_error(self) -> str | None:
-        """Why writing fails at present; None while it works."""
-        return self._last_error
+        """Why recording fails or stands still at present; None while it works."""
+        if self._journal.error is not None or self._error is not None:
+            return self._journal.error or self._error
+        silent = time.monotonic() - self._moved_at
+        if self._seen.last_error is None and self._journal.undrained_turns and silent > _SILENT_SECONDS:
+            return f"no Turn has reached the store for {silent:.0f} s: is the recorder process running?"
+        return self._seen.last_error
 
-    def record(self, capture: Capture, episode: Episode | None = None) -> bool:
-        """Take one answered request, and the Episode that it opened; False: the buffer is full and it is lost."""
-        item = _Item(capture, episode)
-        if self._buffered + item.size > self._capacity:
-            self._lose(item, "buffer_full")
+    def record(self, call: CapturedCall) -> bool:
+        """Take one answered call; False: it is lost, and counted. To be called right after the last byte."""
+        if self._loop is None:
+            self._lose("stopped", len(call.turn_ids))
             return False
-        self._waiting.append(item)
-        self._count(item.size)
-        self._wake.set()
-        return True
+        try:
+            if call.payloads and not call.keeps_content:
+                # Whoever made the record should have left it out: not even the journal may hold it.
+                call = without_content(call)
+            return self._journal.append(call)
+        except Exception as error:
+            # A record that cannot be encoded must not show in the answer.
+            log.exception("record_not_encoded", turn_ids=call.turn_ids, error=repr(error))
+            self._lose("malformed", len(call.turn_ids))
+            return False
 
     async def start(self) -> None:
-        """Write from now on."""
-        self._task = asyncio.create_task(self._run(), name="recorder")
+        """Open a journal, and drain it where that is this process's work. Raises MachineError."""
+        self._loop = asyncio.get_running_loop()
+        self._moved_at = time.monotonic()
+        try:
+            self._journal.open()
+        except OSError as error:
+            raise MachineError(
+                f"the journal cannot be created: {error}",
+                hint="make gateway.journal_dir, or data_dir, a folder that can be written",
+            ) from error
+        if self._drain is not None:
+            await self._drain.start()
+        self._tasks.append(asyncio.create_task(self._look_after(), name="recorder"))
+        if self._config.journal_sync == "disk":
+            self._tasks.append(asyncio.create_task(self._sync(), name="journal sync"))
 
     async def flush(self, timeout_seconds: float | None = None) -> bool:
-        """Wait until all that was recorded is durable; False if that took longer than ``timeout_seconds``."""
-        self._hurry.set()
+        """Wait until all that was recorded is in the store; False if that took longer than ``timeout_seconds``."""
+        self._journal.write()
+        wanted = self._journal.offset
         try:
             async with asyncio.timeout(timeout_seconds):
-                await self._empty.wait()
+                while self._look() < wanted:
+                    if self._drain is not None:
+                        self._drain.hurry()
+                    await asyncio.sleep(_POLL_SECONDS)
         except TimeoutError:
             return False
-        finally:
-            self._hurry.clear()
         return True
 
     async def stop(self) -> None:
-        """Drain, for a bounded time, then stop; what a store outage keeps out is counted as lost."""
-        if self._task is None:
+        """Write everything to the journal and close it; what the store does not have yet stays there."""
+        if self._loop is None:
             return
-        drained = await self.flush(_STOP_SECONDS)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
-        if not drained:
-            while self._waiting:
-                item = self._waiting.popleft()
-                self._lose(item, "stopped")
-                self._count(-item.size)
+        self._loop = None
+        for task in self._tasks:
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        self._tasks.clear()
+        self._journal.close()
+        if self._drain is not None:
+            await self._drain.stop()
 
-    async def _run(self) -> None:
-        delay = _FIRST_RETRY_SECONDS
+    def _at_end_of_turn(self, write: object) -> None:
+        assert self._loop is not None and callable(write)
+        self._loop.call_soon(write)
+
+    async def _look_after(self) -> None:
         while True:
-            await self._wait_for_batch()
-            batch = list(islice(self._waiting, BATCH_ITEMS))
-            if await self._write_or_explain(batch):
-                delay = _FIRST_RETRY_SECONDS
-                continue
-            await asyncio.sleep(delay)
-            delay = min(_LONGEST_RETRY_SECONDS, 2 * delay)
-
-    async def _wait_for_batch(self) -> None:
-        await self._wake.wait()
-        if len(self._waiting) < BATCH_ITEMS and not self._hurry.is_set():
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._flush_seconds):
-                    await self._hurry.wait()
-
-    async def _write_or_explain(self, batch: list[_Item]) -> bool:
-        """Write a batch; on failure find out whether the store is away or one of the batch is not acceptable."""
-        for item in batch:
-            self._build(item)
-            # Building takes about a hundred microseconds a Turn: let requests in between.
-            await asyncio.sleep(0)
-        try:
-            added = await self._write(batch)
-        except Exception as error:  # noqa: BLE001 - nothing may end the recorder's task
-            self._last_error = f"{type(error).__name__}: {error}"
-            log.warning("recorder_write_failed", turns=self._buffered, error=self._last_error)
-            if isinstance(error, StoreError | OSError) or not await self._store_answers():
-                return False
-            await self._write_singly(batch)
-            return False
-        self._last_error = None
-        self._done(batch)
-        await self._store.events.publish(TURNS, {"turns": added})
-        return True
-
-    async def _write_singly(self, batch: list[_Item]) -> None:
-        for item in batch:
+            await asyncio.sleep(self._config.recorder_flush_seconds)
             try:
-                await self._write([item])
-            except Exception as error:  # noqa: BLE001 - nothing may end the recorder's task
-                item.rejections += 1
-                if item.rejections >= REJECTIONS and await self._store_answers():
-                    log.error(
-                        "turn_rejected", turn_ids=item.capture.turn_ids, error=f"{type(error).__name__}: {error}"
-                    )
-                    self._lose(item, "rejected")
-                    self._done([item])
+                self._journal.look_after()
+                self._look()
+            except Exception as error:
+                # Nothing may end this task: it is what notices that the disk works again.
+                log.exception("recorder_tick_failed", error=repr(error))
+
+    async def _sync(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.journal_sync_seconds)
+            try:
+                await self._journal.sync()
+            except OSError as error:
+                self._error = f"the journal cannot be forced to the disk: {error}"
+                self._metrics.capture_failures.labels("journal_sync").inc()
+                log.error("journal_not_synced", error=str(error))
             else:
-                self._done([item])
+                self._error = None
 
-    async def _store_answers(self) -> bool:
-        try:
-            async with self._store.transaction() as work:
-                await work.bases.list()
-        except Exception as error:  # noqa: BLE001 - nothing may end the recorder's task
-            log.warning("store_away", error=f"{type(error).__name__}: {error}")
-            return False
-        return True
+    def _look(self) -> int:
+        """Take over what the Drain has done; the offset that it has reached."""
+        if self._journal.folder.exists():
+            position = read_position(self._journal.folder)
+            seen, self._seen = self._seen, position
+            if position.offset != seen.offset or not self._journal.undrained_turns:
+                self._moved_at = time.monotonic()
+            self._metrics.recorded_turns.inc(max(0, position.recorded - seen.recorded))
+            for cause, turns in (Counter(position.lost) - Counter(seen.lost)).items():
+                self._lost += turns
+                self._metrics.lost_turns.labels(cause).inc(turns)
+            for cause, calls in (Counter(position.failures) - Counter(seen.failures)).items():
+                self._metrics.capture_failures.labels(cause).inc(calls)
+            for link, turns in (Counter(position.links) - Counter(seen.links)).items():
+                self._metrics.turn_links.labels(link).inc(turns)
+            self._journal.drained(position.offset)
+        self._metrics.buffered_turns.set(self._journal.undrained_turns)
+        return self._seen.offset
 
-    async def _write(self, batch: list[_Item]) -> int:
-        turns = [turn for item in batch for turn in item.turns or ()]
-        async with self._store.transaction() as work:
-            for item in batch:
-                if item.episode is not None and not (item.tried and await _exists(work, item.episode.id)):
-                    await work.episodes.add(item.episode)
-                item.tried = True
-            added = await work.turns.add_many(turns)
-        self._metrics.recorded_turns.inc(added)
-        return added
-
-    def _build(self, item: _Item) -> None:
-        if item.turns is not None:
-            return
-        try:
-            item.turns = build_turns(item.capture)
-        except Exception as error:  # noqa: BLE001 - what an engine sent is not to be trusted
-            log.error("turn_malformed", turn_ids=item.capture.turn_ids, error=f"{type(error).__name__}: {error}")
-            item.turns = []
-            self._lose(item, "malformed")
-        else:
-            inexact = sum(not turn.exact for turn in item.turns if item.capture.broken is None)
-            if inexact:
-                self._metrics.capture_failures.labels("inexact").inc(inexact)
-        item.capture.payloads = []
-
-    def _done(self, items: list[_Item]) -> None:
-        for item in items:
-            self._waiting.remove(item)
-            self._count(-item.size)
-        if not self._waiting:
-            self._wake.clear()
-            self._empty.set()
-
-    def _count(self, turns: int) -> None:
-        self._buffered += turns
-        self._metrics.buffered_turns.set(self._buffered)
-        if turns > 0:
-            self._empty.clear()
-
-    def _lose(self, item: _Item, cause: str) -> None:
-        self._lost += item.size
-        self._metrics.lost_turns.labels(cause).inc(item.size)
+    def _lose(self, cause: str, turns: int) -> None:
+        self._lost += turns
+        self._metrics.lost_turns.labels(cause).inc(turns)
         self._metrics.capture_failures.labels(cause).inc()
-
-
-async def _exists(work: UnitOfWork, episode_id: str) -> bool:
-    """Whether an earlier try was committed although its answer was lost."""
-    try:
-        await work.episodes.get(episode_id)
-    except NotFound:
-        return False
-    return True

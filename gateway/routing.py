@@ -64,6 +64,10 @@ class Routing:
         """The replica for a request; raises as RoutingTable.resolve."""
         return self.table.resolve(model, pinned_version=pinned_version, exclude=exclude)
 
+    def serves(self, model: ModelName) -> bool:
+        """Whether a Policy or Base has this name."""
+        return model.name in self.table.policies or model.name in self.table.bases
+
     async def refresh(self) -> None:
         """Read all of the table now. Raises what the store raises."""
         self._active = None

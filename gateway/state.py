@@ -1,16 +1,22 @@
 """Everything that a route needs, made once per process."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from core.config.schema import HoneConfig
 from gateway.auth import Authenticator
 from gateway.episodes import Episodes
+from gateway.hosted_tools.base import HostedTools
+from gateway.http.base import HotHandler
 from gateway.idempotency import RecordedAnswers
+from gateway.inference.service import InferenceService
+from gateway.limits.base import Limits
 from gateway.metrics import GatewayMetrics
+from gateway.outside.models import OutsideModels
 from gateway.recorder import Recorder
 from gateway.release import ReleaseDesk
 from gateway.routing import Routing
-from gateway.upstream.aiohttp_client import Upstream
+from gateway.upstream.base import Upstream
 from store.store import Store
 
 
@@ -27,16 +33,28 @@ class Gateway:
     answers: RecordedAnswers
     recorder: Recorder
     upstream: Upstream
+    limits: Limits
+    outside: OutsideModels
+    inference: InferenceService
+    hot_handlers: Mapping[str, HotHandler]
+    """Path → what answers POST there, past FastAPI."""
     releases: ReleaseDesk
+    hosted_tools: HostedTools
 
     async def start(self) -> None:
         """Start every long-running part; the recorder first, because the others feed it."""
         await self.recorder.start()
         await self.upstream.start()
+        await self.outside.start()
+        await self.limits.start()
+        await self.hosted_tools.start()
         await self.routing.start()
 
     async def stop(self) -> None:
         """Stop in the opposite order; the recorder drains last."""
         await self.routing.stop()
+        await self.hosted_tools.stop()
+        await self.limits.stop()
+        await self.outside.stop()
         await self.upstream.stop()
         await self.recorder.stop()

@@ -36,6 +36,10 @@ class AdminClient:
         """POST a JSON body to a path below ``/admin/v1``."""
         return self._send("POST", path, json=body or {})
 
+    def patch(self, path: str, body: dict[str, Any]) -> Any:
+        """PATCH a path below ``/admin/v1`` with a JSON body."""
+        return self._send("PATCH", path, json=body)
+
     def delete(self, path: str) -> Any:
         """DELETE a path below ``/admin/v1``."""
         return self._send("DELETE", path)

@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from hone import __version__
 from hone.chat import stream_chat
-from hone.commands import config, episodes, policies, tasks
+from hone.commands import config, episodes, keys, policies, tasks, tenants
 from hone.commands.train import train
 from hone.demo.main import run_demo
 from hone.doctor import examine
@@ -27,6 +27,8 @@ app = typer.Typer(
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(episodes.app, name="episodes")
 app.add_typer(policies.app, name="policies")
+app.add_typer(tenants.app, name="tenants")
+app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 app.command()(train)
 
@@ -104,6 +106,7 @@ def _process_command(name: str, text: str) -> None:
 
 
 _process_command("gateway", "Run the public API and the admin API.")
+_process_command("recorder", "Move Turns from the gateways' journals into the store.")
 _process_command("fleet", "Run engines and keep the wanted versions loaded on them.")
 _process_command("worker", "Run rollouts, verifiers and evaluations.")
 _process_command("learner", "Run training jobs.")

@@ -1,7 +1,7 @@
 """Writes ``docs/configuration.md`` from the schema, so that every key is documented by construction."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
@@ -27,9 +27,11 @@ def configuration_reference() -> str:
         if isinstance(section, type) and issubclass(section, Section):
             lines += [f"## `[{name}]`", "", field.description or "", "", *_table(_rows(section))]
             for inner_name, inner in section.model_fields.items():
-                nested = inner.annotation
+                nested, place = inner.annotation, f"{name}.{inner_name}"
+                if get_origin(nested) is dict:
+                    nested, place = get_args(nested)[1], f"{place}.NAME"
                 if isinstance(nested, type) and issubclass(nested, Section):
-                    lines += [f"### `[{name}.{inner_name}]`", "", inner.description or "", ""]
+                    lines += [f"### `[{place}]`", "", inner.description or "", ""]
                     lines += _table(_rows(nested))
     return "\n".join(lines).rstrip() + "\n"
 

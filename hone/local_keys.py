@@ -1,15 +1,19 @@
 """The plaintext keys that ``hone up`` mints for this machine, in a file that only its owner can read."""
 
+import hmac
 import json
 import os
 import secrets
 from pathlib import Path
 
-from pydantic import ValidationError
+import structlog
+from pydantic import SecretStr, ValidationError
 
 from core.config.schema import HoneConfig
 from core.errors import ConfigurationError
 from core.noun import Noun
+
+log = structlog.get_logger(__name__)
 
 
 class LocalKeys(Noun):
@@ -55,6 +59,22 @@ def write_local_keys(config: HoneConfig, keys: LocalKeys) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def with_tools_key(config: HoneConfig) -> HoneConfig:
+    """The configuration with its ``worker.tools_key`` found: what is set, else derived from the key for rollouts.
+
+    Without any key it stays empty, and hosted tools say so.
+    """
+    if config.worker.tools_key.get_secret_value():
+        return config
+    try:
+        root = worker_key(config)
+    except ConfigurationError as error:
+        log.warning("no_tools_key", error=error.message)
+        return config
+    derived = hmac.new(root.encode(), b"hone tool service", "sha256").hexdigest()
+    return config.model_copy(update={"worker": config.worker.model_copy(update={"tools_key": SecretStr(derived)})})
 
 
 def worker_key(config: HoneConfig) -> str:

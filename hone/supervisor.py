@@ -23,9 +23,10 @@ _LAST_LINES = 5
 class Child:
     """One supervised process with its log file; mutable, owned by the Supervisor."""
 
-    def __init__(self, name: str, log_path: Path) -> None:
+    def __init__(self, name: str, log_path: Path, arguments: Sequence[str] = ()) -> None:
         self.name = name
         self.log_path = log_path
+        self.arguments = tuple(arguments)
         self.process: asyncio.subprocess.Process | None = None
         self.restarts = 0
         """Since it last ran for a minute."""
@@ -52,9 +53,9 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
 
-    async def start(self, name: str) -> None:
+    async def start(self, name: str, *, arguments: Sequence[str] = ()) -> None:
         """Start one process and watch it from now on; raises MachineError when it cannot be started."""
-        child = Child(name, self._log_folder / f"{name}.log")
+        child = Child(name, self._log_folder / f"{name}.log", arguments)
         try:
             self._log_folder.mkdir(parents=True, exist_ok=True)
             await self._spawn(child)
@@ -110,6 +111,7 @@ class Supervisor:
                 sys.executable,
                 "-m",
                 f"hone.processes.{child.name}",
+                *child.arguments,
                 env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output,

@@ -2,6 +2,7 @@
 # Installs Hone into two private environments beside this folder's checkout: .venv (gateway, workers, learner,
 # tests) and .venv-engine (vLLM), whose pins differ. Does nothing when both are up to date.
 #   scripts/install.sh [cpu|cuda]
+#   scripts/install.sh bench        only what the gateway is compared with: .venv-bench, and nginx
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 script=$root/scripts/$(basename "${BASH_SOURCE[0]}")
@@ -15,7 +16,7 @@ pip_options=(--quiet --disable-pip-version-check --no-input)
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 fail() { printf 'install: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
 
-case $engine in cpu | cuda) ;; *) fail "unknown engine build '$engine'" "use cpu or cuda" ;; esac
+case $engine in cpu | cuda | bench) ;; *) fail "unknown engine build '$engine'" "use cpu, cuda or bench" ;; esac
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null ||
   fail "Python 3.11, 3.12 or 3.13 is needed, and '$python' is not one" "install it, or set HONE_PYTHON"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -64,6 +65,26 @@ environment() {
   touch "$stamp"
 }
 
+# bench_environment: the gateways that `make bench-gateway` compares with.
+bench_environment() {
+  local folder=.venv-bench stamp
+  stamp=$folder/.installed-$(fingerprint requirements/bench.lock "$script")
+  command -v nginx >/dev/null || [ -x /usr/sbin/nginx ] || {
+    [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null ||
+      fail "nginx was not found: it is the limit that the gateway is compared with" "sudo apt-get install nginx-light"
+    say "installing nginx"
+    apt-get install -y -qq nginx-light >/dev/null 2>&1 ||
+      { apt-get update -qq >/dev/null && apt-get install -y -qq nginx-light >/dev/null; } ||
+      fail "apt-get could not install nginx" "apt-get install nginx-light by hand, and look at what it says"
+  }
+  [ -e "$stamp" ] && return 0
+  say "installing $folder"
+  private "$folder"
+  "$folder/bin/python" -m pip install "${pip_options[@]}" --no-deps --require-hashes -r requirements/bench.lock
+  rm -f "$folder"/.installed-*
+  touch "$stamp"
+}
+
 # engine_build BUILD: the two builds of vLLM share no pins, so the other one's environment is made anew.
 engine_build() {
   local folder=.venv-engine built=cpu
@@ -76,6 +97,10 @@ engine_build() {
   echo "$1" >"$folder/.build"
 }
 
+if [ "$engine" = bench ]; then
+  bench_environment
+  exit 0
+fi
 environment .venv requirements/main.lock requirements/main-unisolated.lock
 [ -e .venv/.editable ] && [ .venv/.editable -nt pyproject.toml ] || {
   .venv/bin/python -m pip install "${pip_options[@]}" --no-deps --no-build-isolation --editable .

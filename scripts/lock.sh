@@ -10,6 +10,7 @@ compile() {
 }
 compile main.in -o main-all.lock
 compile engine-cpu.in -o engine-cpu-all.lock
+compile bench.in -o bench.lock
 # Source distributions that need torch, and wheels whose metadata names a torch build, go apart.
 split() {
   awk -v names="$2" -v rest="$3" -v apart="$4" '

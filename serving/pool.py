@@ -3,12 +3,14 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 from core.errors import EngineUnavailable, ModelNotFound, VersionNotServed
 from core.policy import Base, Policy, PolicyVersion, ServingStatus
 from core.variant import Deployment, DeploymentStatus, ModelName, Variant
+
+_MOST_REMEMBERED = 1_000
 
 
 class InFlight:
@@ -18,15 +20,23 @@ class InFlight:
         self._running: Counter[str] = Counter()
         self._started: Counter[str] = Counter()
 
+    def began(self, deployment_id: str) -> None:
+        """Count one request on ``deployment_id``; ``ended`` must follow."""
+        self._running[deployment_id] += 1
+        self._started[deployment_id] += 1
+
+    def ended(self, deployment_id: str) -> None:
+        """Count it no more."""
+        self._running[deployment_id] -= 1
+
     @contextmanager
     def track(self, deployment_id: str) -> Iterator[None]:
         """Count one request on ``deployment_id`` while the block runs."""
-        self._running[deployment_id] += 1
-        self._started[deployment_id] += 1
+        self.began(deployment_id)
         try:
             yield
         finally:
-            self._running[deployment_id] -= 1
+            self.ended(deployment_id)
 
     def running(self, deployment_id: str) -> int:
         """Requests being answered now."""
@@ -49,6 +59,8 @@ class Route:
     version: int
     variant: Variant
     """What answers; ``standard`` where ``fast`` was asked for and no fast replica could answer."""
+    public_model: str
+    """What a client calls it: ``coder@17``, ``coder-fast@17``, or the Base's own name."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +72,8 @@ class RoutingTable:
     versions: dict[tuple[str, int], PolicyVersion]
     deployments: tuple[Deployment, ...]
     in_flight: InFlight
+    _usable: dict[tuple[ModelName, int | None], tuple[Route, ...]] = field(default_factory=dict, repr=False)
+    """Replicas found so far for a name and a pinned version: a snapshot's answer does not change."""
 
     @classmethod
     def build(
@@ -88,6 +102,16 @@ class RoutingTable:
         Deployments that just failed. Raises ModelNotFound, VersionNotServed (the version exists, no replica
         holds it) or EngineUnavailable (nothing can answer now).
         """
+        usable = self._usable.get((model, pinned_version)) if not exclude else None
+        if usable is None:
+            usable = self._find(model, pinned_version, exclude)
+            if not exclude and len(self._usable) < _MOST_REMEMBERED:
+                self._usable[(model, pinned_version)] = usable
+        if len(usable) == 1:
+            return usable[0]
+        return min(usable, key=lambda route: self.in_flight.rank(route.deployment.id))
+
+    def _find(self, model: ModelName, pinned_version: int | None, exclude: Collection[str]) -> tuple[Route, ...]:
         base, version = self._target(model, pinned_version)
         ready = [
             deployment
@@ -103,16 +127,20 @@ class RoutingTable:
         for deployment in ready:
             engine_model = self._engine_model(deployment, base, model.name, version, draining_allowed)
             if engine_model is not None:
-                candidates.append((deployment, engine_model))
+                public = ModelName(
+                    name=model.name,
+                    variant=deployment.variant,
+                    version=None if model.name == base.name and model.name not in self.policies else version,
+                )
+                route = Route(deployment, engine_model, model.name, version, deployment.variant, str(public))
+                candidates.append(route)
         if not candidates:
             asked_for = model.version is not None or pinned_version is not None
             self._raise_not_held(model, version, asked_for=asked_for)
-        same = [found for found in candidates if found[0].variant is model.variant]
-        standard = [found for found in candidates if found[0].variant is Variant.STANDARD]
+        same = [route for route in candidates if route.variant is model.variant]
+        standard = [route for route in candidates if route.variant is Variant.STANDARD]
         # Both Variants give the same distribution, so a replica of the other one beats no answer at all.
-        usable = same or standard or candidates
-        deployment, engine_model = min(usable, key=lambda found: self.in_flight.rank(found[0].id))
-        return Route(deployment, engine_model, model.name, version, deployment.variant)
+        return tuple(same or standard or candidates)
 
     def _target(self, model: ModelName, pinned_version: int | None) -> tuple[Base, int]:
         policy = self.policies.get(model.name)

@@ -10,9 +10,9 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from core.errors import ConfigurationError
 from store.event_metrics import EventMetrics
 from store.events import TOPICS, Subscription, check_topics
+from store.redis_client import redis_client
 from store.subscribers import Subscribers
 
 log = structlog.get_logger(__name__)
@@ -20,8 +20,6 @@ log = structlog.get_logger(__name__)
 _PREFIX = "hone:"
 _ANSWER_SECONDS = 1.0
 """Longest wait for Redis before publishing or connecting counts as failed."""
-_HEALTH_CHECK_SECONDS = 5
-"""How often a silent connection is asked whether it still stands."""
 _FIRST_CONNECTION_SECONDS = 2.0
 _LONGEST_PAUSE_SECONDS = 2.0
 
@@ -30,7 +28,7 @@ class RedisEvents:
     """Implements ``store.events.Events``. While Redis is away, events still reach this process."""
 
     def __init__(self, url: str, *, registry: CollectorRegistry) -> None:
-        self._client, self._transport_errors = _client(url)
+        self._client, self._transport_errors = redis_client(url, answer_seconds=_ANSWER_SECONDS)
         self._subscribers = Subscribers()
         self._metrics = EventMetrics(registry)
         self._connected = asyncio.Event()
@@ -103,29 +101,3 @@ class RedisEvents:
             log.info("events_connected")
             self._metrics.connections.inc()
             self._connected.set()
-
-
-def _client(url: str) -> tuple[Any, tuple[type[Exception], ...]]:
-    try:
-        # The package is an extra: who sets no store.redis_url does not need it.
-        from redis.asyncio import Redis  # noqa: PLC0415
-        from redis.asyncio.retry import Retry  # noqa: PLC0415
-        from redis.backoff import NoBackoff  # noqa: PLC0415
-        from redis.exceptions import RedisError  # noqa: PLC0415
-
-        client = Redis.from_url(
-            url,
-            socket_timeout=_ANSWER_SECONDS,
-            socket_connect_timeout=_ANSWER_SECONDS,
-            socket_keepalive=True,
-            health_check_interval=_HEALTH_CHECK_SECONDS,
-            # One retry at once: a pooled connection may be a left-over from before a restart of Redis.
-            retry=Retry(NoBackoff(), 1),
-        )
-    except ImportError as error:
-        raise ConfigurationError(
-            "store.redis_url is set and the redis package is not installed", hint="install the extra 'redis'"
-        ) from error
-    except ValueError as error:
-        raise ConfigurationError(f"store.redis_url is no Redis URL: {error}") from error
-    return client, (RedisError, OSError)

@@ -8,22 +8,28 @@ from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
 from store.blobs import Blobs
+from store.counters import Counters
 from store.database import Database, sqlite_path
 from store.events import Events
+from store.local_counters import LocalCounters
 from store.local_events import LocalEvents
 from store.queue import JobQueue
+from store.redis_counters import RedisCounters
 from store.redis_events import RedisEvents
 from store.unit_of_work import UnitOfWork
 
 
 class Store:
-    """Transactions, the job queue, events and blobs of one installation."""
+    """Transactions, the job queue, events, shared counters and blobs of one installation."""
 
-    def __init__(self, *, database: Database, events: Events, blobs: Blobs, inline_bytes: int) -> None:
+    def __init__(
+        self, *, database: Database, events: Events, blobs: Blobs, counters: Counters, inline_bytes: int
+    ) -> None:
         self._database = database
         self._inline_bytes = inline_bytes
         self.events = events
         self.blobs = blobs
+        self.counters = counters
         self.queue = JobQueue(database, events)
 
     @classmethod
@@ -35,7 +41,10 @@ class Store:
         database = Database(config.database_url)
         blobs = Blobs.open(config.blobs_url)
         events = await _open_events(config, registry or CollectorRegistry())
-        return cls(database=database, events=events, blobs=blobs, inline_bytes=config.store.inline_bytes)
+        counters = _open_counters(config)
+        return cls(
+            database=database, events=events, blobs=blobs, counters=counters, inline_bytes=config.store.inline_bytes
+        )
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[UnitOfWork]:
@@ -56,6 +65,7 @@ class Store:
     async def close(self) -> None:
         """Close connections and end background work."""
         await self.events.close()
+        await self.counters.close()
         await self._database.close()
 
 
@@ -66,6 +76,11 @@ async def _open_events(config: HoneConfig, registry: CollectorRegistry) -> Event
         await events.start()
         return events
     return LocalEvents(_events_folder(config), registry=registry)
+
+
+def _open_counters(config: HoneConfig) -> Counters:
+    redis_url = config.store.redis_url.get_secret_value()
+    return RedisCounters(redis_url) if redis_url else LocalCounters()
 
 
 def _events_folder(config: HoneConfig) -> Path:

@@ -10,13 +10,17 @@ from store.repositories.drafters import Drafters
 from store.repositories.episodes import EpisodeGroups, Episodes
 from store.repositories.evaluations import Evaluations
 from store.repositories.experiments import Assignments, Experiments
+from store.repositories.feedback import FeedbackEntries
 from store.repositories.jobs import Jobs
 from store.repositories.policies import Bases, Policies
 from store.repositories.policy_versions import PolicyVersions
 from store.repositories.releases import Releases
+from store.repositories.stored_completions import StoredCompletions
+from store.repositories.stored_responses import StoredResponses
 from store.repositories.tasks import Tasks
 from store.repositories.training_runs import TrainingRuns
 from store.repositories.turns import Turns
+from store.repositories.usage import UsageCounters
 from store.repositories.verdicts import Rewards, Verdicts
 
 
@@ -45,5 +49,9 @@ class UnitOfWork:
         self.tenants = Tenants(connection)
         self.api_keys = ApiKeys(connection)
         self.audit = AuditRecords(connection)
+        self.usage = UsageCounters(connection)
         self.runs = TrainingRuns(connection)
         self.jobs = Jobs(connection)
+        self.stored_responses = StoredResponses(connection)
+        self.stored_completions = StoredCompletions(connection)
+        self.feedback = FeedbackEntries(connection)

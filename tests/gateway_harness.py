@@ -197,7 +197,7 @@ async def running_gateway(
     store: Store, make_config: Callable[..., HoneConfig], overrides: dict[str, Any] | None = None
 ) -> AsyncIterator[Harness]:
     """A gateway with one tenant, keys ``user``, ``trainer`` and ``admin``, a Policy, and no engine yet."""
-    config = make_config({"base.name": BASE} | (overrides or {}))
+    config = make_config({"base.name": BASE, "gateway.recorder": "inline"} | (overrides or {}))
     app = create_app(config, store, registry=CollectorRegistry())
     async with store.transaction() as work:
         await work.tenants.add(Tenant(id=TENANT, name="A"))

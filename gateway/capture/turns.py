@@ -1,4 +1,4 @@
-"""Builds Turns from what an engine sent: after the answer has left, never before.
+"""Builds Turns from a CapturedCall: after the answer has left, never before, and from the record alone.
 
 Token ids and log-probs are taken as the engine reports them. A Turn without ids for its prompt or its answer, or
 without one log-prob per sampled token, is kept and marked as not exact.
@@ -10,14 +10,13 @@ from typing import Any
 
 import msgspec
 
+from core.episode import Episode
 from core.message import Message, Usage
 from core.policy import PolicySpan
 from core.turn import SpeculationCounts, Timing, Turn
-from gateway.inference.request import Endpoint, Fields
-from serving.pool import Route
+from core.variant import Variant
+from gateway.capture.record import CapturedCall
 
-CANCELLED = "cancelled"
-ENGINE_FAILED = "engine_failed"
 _UNKNOWN_LOGPROB = -9999.0
 """vLLM writes this where it has no log-prob for a token."""
 _NOT_SAMPLING = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
@@ -59,6 +58,8 @@ class _PromptDetails(msgspec.Struct):
 
 
 class _Usage(msgspec.Struct):
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
     prompt_tokens_details: _PromptDetails | None = None
 
 
@@ -72,29 +73,7 @@ class _Answer(msgspec.Struct):
 
 
 _decode_answer = msgspec.json.Decoder(_Answer).decode
-
-
-@dataclass(slots=True)
-class Capture:
-    """One answered request, with everything that its Turns will be made of."""
-
-    endpoint: Endpoint
-    fields: Fields
-    route: Route
-    episode_id: str
-    index: int
-    tenant_id: str
-    turn_ids: tuple[str, ...]
-    request_id: str
-    idempotency_key: str | None
-    consent: bool
-    started_at: float
-    payloads: list[bytes] = field(default_factory=list)
-    """The engine's JSON: one body, or the data of every event of a stream."""
-    broken: str | None = None
-    """Why a stream did not reach its end: ``cancelled`` or ``engine_failed``."""
-    first_token_seconds: float | None = None
-    total_seconds: float = 0.0
+_decode_request = msgspec.json.Decoder(dict[str, Any]).decode
 
 
 @dataclass(slots=True)
@@ -125,21 +104,67 @@ class _Gathered:
             merge_delta(self.response, {"content": choice.text})
 
 
-def build_turns(capture: Capture) -> list[Turn]:
-    """One Turn per choice. Raises msgspec.DecodeError when the engine's JSON has another shape than OpenAI's."""
-    answers = [_decode_answer(payload) for payload in capture.payloads]
+def build_turns(call: CapturedCall) -> list[Turn]:
+    """One Turn per choice; only counters where no content may be kept.
+
+    Raises msgspec.DecodeError when the engine's JSON has another shape than OpenAI's.
+    """
+    if not call.keeps_content:
+        return _counters(call)
+    answers = [_decode_answer(payload) for payload in call.payloads]
     prompt_ids = next((answer.prompt_token_ids for answer in answers if answer.prompt_token_ids is not None), None)
-    usage = next((answer.usage for answer in reversed(answers) if answer.usage is not None), None)
+    usage = next((answer.usage for answer in reversed(answers) if answer.usage is not None), None) or _Usage()
     metrics = next((answer.metrics for answer in reversed(answers) if answer.metrics is not None), None)
     gathered: dict[int, _Gathered] = {}
     for choice in _choices(answers):
         gathered.setdefault(choice.index, _Gathered()).take(choice)
-    shared = _shared(capture, _cached_tokens(usage), _speculation(metrics))
-    messages = _messages(capture, len(capture.turn_ids))
+    request = _decode_request(call.request)
+    shared = _shared(call, request) | {"speculation": _speculation(metrics)}
+    messages = _messages(call.endpoint, request, len(call.turn_ids))
     return [
-        _turn(capture, choice, gathered[choice], prompt_ids, {**shared, "messages": messages[choice]})
+        _turn(call, choice, gathered[choice], prompt_ids, usage, {**shared, "messages": messages[choice]})
         for choice in sorted(gathered)
-        if choice < len(capture.turn_ids)
+        if choice < len(call.turn_ids)
+    ]
+
+
+def build_episode(call: CapturedCall) -> Episode | None:
+    """The Episode that the call opens, if it opens one."""
+    if not call.opens_episode:
+        return None
+    return Episode(
+        id=call.episode_id,
+        tenant_id=call.tenant_id,
+        policy=call.policy,
+        trainable=call.consent,
+        created_at=call.started_at,
+    )
+
+
+def numbers_of(request: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a request that can hold no text: temperature, max_tokens, n, …"""
+    return {name: value for name, value in request.items() if isinstance(value, int | float)}
+
+
+def _counters(call: CapturedCall) -> list[Turn]:
+    """Turns without content; what the engine counted for all choices stands in the first."""
+    shared = _shared(call, numbers_of(_decode_request(call.request)) if call.request else {})
+    counted = Usage(prompt_tokens=call.prompt_tokens, completion_tokens=call.completion_tokens)
+    return [
+        Turn(
+            **shared,
+            id=turn_id,
+            choice=choice,
+            content_kept=False,
+            prompt_ids=(),
+            output_ids=(),
+            output_logprobs=(),
+            exact=False,
+            finish_reason=call.broken,
+            usage=Usage() if choice else counted,
+            idempotency_key=call.idempotency_key if call.broken is None else None,
+        )
+        for choice, turn_id in enumerate(call.turn_ids)
     ]
 
 
@@ -183,11 +208,6 @@ def _values(logprobs: _Logprobs | None) -> list[float | None]:
     return logprobs.token_logprobs or []
 
 
-def _cached_tokens(usage: _Usage | None) -> int:
-    details = usage.prompt_tokens_details if usage is not None else None
-    return (details.cached_tokens or 0) if details is not None else 0
-
-
 def _speculation(metrics: _Metrics | None) -> SpeculationCounts:
     counts = metrics.speculative_decoding if metrics is not None else None
     if counts is None:
@@ -195,38 +215,37 @@ def _speculation(metrics: _Metrics | None) -> SpeculationCounts:
     return SpeculationCounts(drafted=counts.num_draft_tokens, accepted=counts.num_accepted_draft_tokens)
 
 
-def _shared(capture: Capture, cached_tokens: int, speculation: SpeculationCounts) -> dict[str, Any]:
-    fields = capture.fields
+def _shared(call: CapturedCall, request: dict[str, Any]) -> dict[str, Any]:
     return {
-        "episode_id": capture.episode_id,
-        "index": capture.index,
-        "tenant_id": capture.tenant_id,
-        "policy": capture.route.policy,
-        "policy_spans": (PolicySpan(version=capture.route.version),),
-        "variant": capture.route.variant,
-        "deployment_id": capture.route.deployment.id,
-        "endpoint": capture.endpoint,
-        "sampling": {name: msgspec.json.decode(fields[name]) for name in fields if name not in _NOT_SAMPLING},
-        "speculation": speculation,
+        "episode_id": call.episode_id,
+        "index": call.index,
+        "tenant_id": call.tenant_id,
+        "policy": call.policy,
+        "policy_spans": (PolicySpan(version=call.version),),
+        "variant": Variant(call.variant),
+        "deployment_id": call.deployment_id,
+        "endpoint": call.endpoint,
+        "surface": call.surface,
+        "stored": call.stored,
+        "parent_turn_id": call.parent_turn_id,
+        "fallback_from": call.fallback_from,
+        "sampling": {name: value for name, value in request.items() if name not in _NOT_SAMPLING},
         "timing": Timing(
-            started_at=capture.started_at,
-            first_token_seconds=capture.first_token_seconds,
-            total_seconds=capture.total_seconds,
+            started_at=call.started_at,
+            first_token_seconds=call.first_token_seconds,
+            total_seconds=call.total_seconds,
         ),
-        "request_id": capture.request_id,
+        "request_id": call.request_id,
         # When the answer was whole, not when its record is built: order must not depend on the recorder.
-        "created_at": capture.started_at + capture.total_seconds,
-        "cached_tokens": cached_tokens,
+        "created_at": call.started_at + call.total_seconds,
     }
 
 
-def _messages(capture: Capture, choices: int) -> list[tuple[Message, ...]]:
+def _messages(endpoint: str, request: dict[str, Any], choices: int) -> list[tuple[Message, ...]]:
     """What was asked, per choice: several prompts of one completion share its choices in order."""
-    if capture.endpoint == "chat.completions":
-        raw = capture.fields.get("messages")
-        return [tuple(msgspec.json.decode(raw, type=list[dict[str, Any]]) if raw is not None else ())] * choices
-    raw = capture.fields.get("prompt")
-    prompt = msgspec.json.decode(raw) if raw is not None else None
+    if endpoint == "chat.completions":
+        return [tuple(request.get("messages") or ())] * choices
+    prompt = request.get("prompt")
     if isinstance(prompt, str):
         return [({"role": "user", "content": prompt},)] * choices
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], str):
@@ -236,27 +255,40 @@ def _messages(capture: Capture, choices: int) -> list[tuple[Message, ...]]:
 
 
 def _turn(
-    capture: Capture, choice: int, found: _Gathered, prompt_ids: Sequence[int] | None, shared: dict[str, Any]
+    call: CapturedCall,
+    choice: int,
+    found: _Gathered,
+    prompt_ids: Sequence[int] | None,
+    usage: _Usage,
+    shared: dict[str, Any],
 ) -> Turn:
-    cached_tokens = shared.pop("cached_tokens")
     prompt = found.prompt_ids if found.prompt_ids is not None else prompt_ids
     known = [value for value in found.logprobs if value is not None and value > _UNKNOWN_LOGPROB]
     exact = prompt is not None and found.has_ids and len(known) == len(found.logprobs) == len(found.token_ids)
-    whole = capture.broken is None or found.finish_reason is not None
+    whole = call.broken is None or found.finish_reason is not None
+    # The engine counts all choices together: its count of sampled tokens is one choice's only where there is one.
+    sampled = usage.completion_tokens if len(call.turn_ids) == 1 else 0
     return Turn(
         **shared,
-        id=capture.turn_ids[choice],
+        id=call.turn_ids[choice],
         choice=choice,
         response=found.response,
         prompt_ids=tuple(prompt or ()),
         output_ids=tuple(found.token_ids),
         output_logprobs=tuple(known) if exact else (),
         exact=exact,
-        finish_reason=found.finish_reason or capture.broken,
+        finish_reason=found.finish_reason or call.broken,
         usage=Usage(
-            prompt_tokens=len(prompt or ()), completion_tokens=len(found.token_ids), cached_tokens=cached_tokens
+            prompt_tokens=len(prompt or ()) or usage.prompt_tokens,
+            completion_tokens=len(found.token_ids) or sampled,
+            cached_tokens=_cached_tokens(usage),
         ),
         # A broken answer leaves the key free, so that the repeated request can be recorded whole.
-        idempotency_key=capture.idempotency_key if whole else None,
-        trainable=capture.consent and exact and whole,
+        idempotency_key=call.idempotency_key if whole else None,
+        trainable=call.consent and exact and whole,
     )
+
+
+def _cached_tokens(usage: _Usage) -> int:
+    details = usage.prompt_tokens_details
+    return (details.cached_tokens or 0) if details is not None else 0

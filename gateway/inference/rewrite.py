@@ -9,28 +9,65 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_choices = msgspec.json.Decoder(list[Fields]).decode
 _encode = msgspec.json.Encoder().encode
 _NULL = Raw(b"null")
+_CONTENT_FIELDS = ("token_ids", "prompt_token_ids")
+_USAGE = b'"usage":'
+
+
+class TokenUsage(msgspec.Struct):
+    """What the engine counted."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class _WithUsage(msgspec.Struct):
+    usage: TokenUsage | None = None
+
+
+_decode_usage = msgspec.json.Decoder(_WithUsage).decode
 
 
 class AnswerRewriter:
-    """Turns the engine's JSON into the client's: the public model name, and nothing that was not asked for."""
+    """Turns the engine's JSON into the client's, and notes the usage on the way.
 
-    def __init__(self, plan: CapturePlan, public_model: str) -> None:
+    What was added is replaced by null, which is what an engine writes where nothing was asked for. Where only the
+    model's name differs, the bytes are kept as they came: inside a JSON string a quote is escaped, so the bytes of
+    the name's field cannot be a part of what was said.
+    """
+
+    def __init__(self, plan: CapturePlan, *, engine_model: str, public_model: str) -> None:
         self._plan = plan
-        self._model = Raw(_encode(public_model))
+        self._content = plan.token_ids or plan.logprobs
+        name = _encode(public_model)
+        self._model = Raw(name)
+        self._public_field = b'"model":' + name
+        self._engine_field = b'"model":' + _encode(engine_model)
+        self.usage: TokenUsage | None = None
+        """Of the whole answer, once it has been seen."""
 
     def answer(self, body: bytes) -> bytes:
         """A whole answer. Raises msgspec.DecodeError when it is not the JSON that an engine answers with."""
+        usage = _decode_usage(body).usage
+        if usage is not None:
+            self.usage = usage
+        if not self._content and self._engine_field in body:
+            return body.replace(self._engine_field, self._public_field, 1)
         fields = _decode_fields(body)
         self._rewrite(fields)
         return _encode(fields)
 
     def chunk(self, data: bytes) -> bytes | None:
         """One event of a stream; None: the client is not to see it. Raises msgspec.DecodeError as ``answer``."""
+        counted = _USAGE in data
+        if not counted and not self._content and self._engine_field in data:
+            return data.replace(self._engine_field, self._public_field, 1)
+        if counted:
+            self.usage = _decode_usage(data).usage or self.usage
         fields = _decode_fields(data)
         choices = self._rewrite(fields)
-        if not self._plan.keep_usage and fields.pop("usage", None) is not None and not choices:
+        if counted and self._plan.usage and not choices:
             return None
-        if choices and (self._plan.token_ids or self._plan.logprobs) and all(map(_says_nothing, choices)):
+        if choices and self._content and all(map(_says_nothing, choices)):
             return None
         return _encode(fields)
 
@@ -38,15 +75,17 @@ class AnswerRewriter:
         fields["model"] = self._model
         raw = fields.get("choices")
         choices = [] if raw is None else _decode_choices(raw)
-        if self._plan.token_ids:
-            fields.pop("prompt_token_ids", None)
-        if not (self._plan.token_ids or self._plan.logprobs):
+        if not self._content:
             return choices
+        token_ids, logprobs = self._plan.token_ids, self._plan.logprobs
+        if token_ids and "prompt_token_ids" in fields:
+            fields["prompt_token_ids"] = _NULL
         for choice in choices:
-            if self._plan.token_ids:
-                choice.pop("token_ids", None)
-                choice.pop("prompt_token_ids", None)
-            if self._plan.logprobs and "logprobs" in choice:
+            if token_ids:
+                for name in _CONTENT_FIELDS:
+                    if name in choice:
+                        choice[name] = _NULL
+            if logprobs and "logprobs" in choice:
                 choice["logprobs"] = _NULL
         fields["choices"] = Raw(_encode(choices))
         return choices

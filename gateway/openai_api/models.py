@@ -2,47 +2,41 @@
 
 from collections.abc import Iterator
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 
-from core.access import ApiKey, Scope
 from core.errors import ModelNotFound
 from core.policy import Policy, ServingStatus
 from core.variant import DeploymentStatus, ModelName, Variant
-from gateway.asgi import header_map
-from gateway.auth import require_scope
-from gateway.dependencies import BEARER, GatewayParts, errors, gateway_of
+from gateway.callers import InferenceCaller
+from gateway.dependencies import BEARER, GatewayParts, errors
 from gateway.openai_api.documents import ModelCard, ModelList
 from serving.pool import RoutingTable
 
 router = APIRouter(prefix="/v1", tags=["OpenAI API"], dependencies=[Depends(BEARER)])
 
 
-async def _inference_key(request: Request) -> ApiKey:
-    key = await gateway_of(request).authenticator.authenticate(header_map(request.scope))
-    return require_scope(key, Scope.INFERENCE)
-
-
 @router.get(
     "/models",
     summary="List models",
     responses=errors(401, 403, 503),
-    dependencies=[Depends(_inference_key)],
 )
-async def list_models(gateway: GatewayParts) -> ModelList:
-    """Bases, Policies, their `-fast` names where a fast replica is ready, and every live version by number."""
-    return ModelList(data=list(model_cards(gateway.routing.table)))
+async def list_models(gateway: GatewayParts, caller: InferenceCaller) -> ModelList:
+    """Bases, Policies, their `-fast` names where a fast replica is ready, and every live version by number.
+
+    Only what Tenant and key allow.
+    """
+    return ModelList(data=[card for card in model_cards(gateway.routing.table) if caller.may_use(card.id)])
 
 
 @router.get(
     "/models/{name:path}",
     summary="Show one model",
     responses=errors(401, 403, 404, 503),
-    dependencies=[Depends(_inference_key)],
 )
-async def get_model(name: str, gateway: GatewayParts) -> ModelCard:
+async def get_model(name: str, gateway: GatewayParts, caller: InferenceCaller) -> ModelCard:
     """One of the names that `/v1/models` lists."""
     for card in model_cards(gateway.routing.table):
-        if card.id == name:
+        if card.id == name and caller.may_use(name):
             return card
     raise ModelNotFound(f"the model '{name}' does not exist", param="model")
 

@@ -1,6 +1,6 @@
-"""The inference routes as FastAPI knows them: documented there, answered by the raw ASGI hot path."""
+"""The hot routes as FastAPI knows them: documented there, answered by handlers of their own."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi.routing import APIRoute
@@ -8,8 +8,12 @@ from pydantic import BaseModel
 
 from gateway.asgi import AsgiApp
 from gateway.dependencies import errors
+from gateway.http.asgi_handler import asgi_app
+from gateway.http.base import HotHandler
 from gateway.openai_api.documents import ChatAnswer, ChatRequest, CompletionAnswer, CompletionRequest
 
+CHAT_PATH = "/v1/chat/completions"
+COMPLETIONS_PATH = "/v1/completions"
 _ERRORS = errors(400, 401, 403, 404, 409, 413, 429, 502, 503)
 _HEADERS_IN = (
     ("x-hone-episode-id", "Continue this Episode; left out: a new one."),
@@ -49,12 +53,16 @@ class RawRoute(APIRoute):
         self.app = handler
 
 
-def inference_routes(chat: AsgiApp, completions: AsgiApp) -> Sequence[RawRoute]:
-    """The two routes, with their handlers."""
-    return (
-        RawRoute("/v1/chat/completions", handler=chat, request=ChatRequest, answer=ChatAnswer),
-        RawRoute("/v1/completions", handler=completions, request=CompletionRequest, answer=CompletionAnswer),
-    )
+def inference_routes(handlers: Mapping[str, HotHandler]) -> Sequence[RawRoute]:
+    """The hot routes as FastAPI shows them, each with its handler as a plain ASGI application."""
+    documented: dict[str, tuple[type[BaseModel], type[BaseModel]]] = {
+        CHAT_PATH: (ChatRequest, ChatAnswer),
+        COMPLETIONS_PATH: (CompletionRequest, CompletionAnswer),
+    }
+    return [
+        RawRoute(path, handler=asgi_app(handler), request=documented[path][0], answer=documented[path][1])
+        for path, handler in handlers.items()
+    ]
 
 
 def _ok() -> dict[str, Any]:

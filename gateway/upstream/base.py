@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from core.config.schema import HoneConfig
-from core.errors import EngineError
+from core.errors import EngineError, EngineTimeout
 
 NOT_HERE = frozenset({404, 502, 503, 504})
 """Answers by which a replica says that it is away, or that it has just unloaded the version."""
@@ -15,9 +15,9 @@ class Unreachable(Exception):
     """The engine gave no answer at all: the request may be sent to another replica. Never leaves the gateway."""
 
 
-def too_slow(timeout_seconds: float) -> EngineError:
+def too_slow(timeout_seconds: float) -> EngineTimeout:
     """The error for an engine that sent nothing for the configured time."""
-    return EngineError(
+    return EngineTimeout(
         f"the engine sent nothing for {timeout_seconds:g} s",
         hint="raise gateway.request_timeout_seconds or ask for fewer tokens",
     )

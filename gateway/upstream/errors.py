@@ -1,5 +1,6 @@
 """An engine's refusals as errors of ours: what the caller did wrong stays the caller's fault."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -7,11 +8,11 @@ import msgspec
 from core.errors import EngineError, EngineUnavailable, HoneError, InvalidRequest, RateLimited
 
 
-def engine_error(status: int, body: bytes) -> HoneError:
+def engine_error(status: int, body: bytes, headers: Mapping[bytes, bytes] | None = None) -> HoneError:
     """An engine's error answer as one of ours: what the caller did wrong stays the caller's fault."""
     message, param = _explanation(body)
     if status == 429:
-        return RateLimited(message, param=param)
+        return RateLimited(message, param=param, retry_after_seconds=_retry_after(headers or {}))
     if status in (400, 413, 422):
         return InvalidRequest(message, param=param)
     if status == 503:
@@ -23,6 +24,14 @@ def stream_error(data: bytes) -> HoneError:
     """The error object that an engine put into a stream, as one of ours."""
     code = _error_object(data).get("code")
     return engine_error(code if isinstance(code, int) else 500, data)
+
+
+def _retry_after(headers: Mapping[bytes, bytes]) -> float | None:
+    """Seconds of a ``retry-after`` header; None where there is none, or a date."""
+    try:
+        return max(0.0, float(headers.get(b"retry-after", b"")))
+    except ValueError:
+        return None
 
 
 def _explanation(body: bytes) -> tuple[str, str | None]:

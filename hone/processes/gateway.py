@@ -1,34 +1,29 @@
 """The gateway process: uvicorn with uvloop and httptools around ``gateway.app``."""
 
 import asyncio
-import contextlib
-import socket
-from collections.abc import Iterator
 
 import uvicorn
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
-from core.errors import MachineError
 from gateway.app import create_app
+from hone.http_server import QuietServer, listen
+from hone.local_keys import with_tools_key
+from hone.processes.recorder import recorder_beside
 from hone.processes.runner import run_process
 from store.store import Store
 
 
-class _Server(uvicorn.Server):
-    """uvicorn without its own signal handlers: the runner owns the signals."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """Leave the signals alone."""
-        yield
-
-
 async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
-    """Answer requests until ``stop`` is set; running answers are finished first."""
-    listener = _listen(config.gateway.host, config.gateway.port)
-    app = create_app(config, store, registry=registry)
-    server = _Server(
+    """Answer requests until ``stop`` is set; running answers are finished first, then their Turns are stored."""
+    async with recorder_beside(config, store):
+        await _answer(config, store, registry, stop)
+
+
+async def _answer(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
+    listener = listen(config.gateway.host, config.gateway.port, key="gateway.port")
+    app = create_app(with_tools_key(config), store, registry=registry)
+    server = QuietServer(
         uvicorn.Config(
             app,
             loop="uvloop",
@@ -46,21 +41,6 @@ async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, s
     server.should_exit = True
     stopping.cancel()
     await serving
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        raise MachineError(
-            f"port {port} on {host} is not free: {error.strerror}",
-            hint="stop what listens there, or set gateway.port (HONE_GATEWAY__PORT)",
-        ) from error
-    return listener
 
 
 def main() -> None:

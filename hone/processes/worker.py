@@ -1,12 +1,13 @@
-"""The worker process: rollouts, verifiers, evaluations."""
+"""The worker process: rollouts, verifiers, evaluations, and the tool service beside them."""
 
 import asyncio
 
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
-from hone.local_keys import worker_key
+from hone.local_keys import with_tools_key, worker_key
 from hone.processes.runner import run_process
+from hone.tool_service import ToolService
 from sandbox.runtimes.factory import make_runtime
 from sandbox.worker import Worker
 from store.store import Store
@@ -25,11 +26,14 @@ async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, s
             api_key=worker_key(config),
             registry=registry,
         )
-        await worker.start()
+        tools = ToolService(config=with_tools_key(config), registry=registry)
         try:
+            await tools.start()
+            await worker.start()
             await stop.wait()
         finally:
             await worker.stop()
+            await tools.stop()
     finally:
         await runtime.stop()
 

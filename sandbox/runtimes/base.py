@@ -98,6 +98,24 @@ class BoxSpec(Noun):
         return files
 
 
+class Conversation(Protocol):
+    """A program that stays alive in a Box and is asked one line after another, one question at a time."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can be asked."""
+
+    async def ask(self, line: str, *, wall_seconds: float) -> str:
+        """Send one line (without its end) to its stdin and wait for one line from its stdout.
+
+        Raises ConversationEnded, with how it ended, when the program ends first, answers too much, fills the box's
+        memory or takes longer than ``wall_seconds``: then it was killed. Cancelling kills it too.
+        """
+
+    async def settle(self) -> None:
+        """Raise ConversationEnded if the box's memory was full during the last question."""
+
+
 class Box(Protocol):
     """One live sandbox with a work folder of its own; commands run one at a time and share that folder.
 
@@ -144,6 +162,16 @@ class Box(Protocol):
         env: Mapping[str, str] | None = None,
     ) -> ExecResult:
         """Run ``command`` with ``/bin/sh -c``."""
+
+    def converse(
+        self, argv: Sequence[str], *, most_bytes: int, env: Mapping[str, str] | None = None
+    ) -> "AbstractAsyncContextManager[Conversation]":
+        """A program to talk to; killed, with all that it started, on exit.
+
+        An answer of more than ``most_bytes`` ends it. No limit of wall time but the box's TTL and that of each
+        question. While it lives it is the box's running command: other commands and file operations wait. Raises
+        SandboxError, on entry, when the box is gone.
+        """
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         """The content of a regular file; links, FIFOs and files above ``max_bytes`` are refused."""

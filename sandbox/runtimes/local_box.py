@@ -5,8 +5,10 @@ import errno
 import json
 import os
 import signal
+import socket
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from core.errors import SandboxError
 from sandbox.runtimes.base import ExecResult, Outcome
 from sandbox.runtimes.capture import Capture
 from sandbox.runtimes.channel import Channel, ChannelClosed, sealed
+from sandbox.runtimes.conversation import LocalConversation
 from sandbox.runtimes.launch import BoxProcess
 from sandbox.runtimes.memory import MemoryGuard
 from sandbox.runtimes.processes import threads_of_user
@@ -27,6 +30,7 @@ _TICK_SECONDS = 0.05
 _GRACE_SECONDS = 5.0
 _FILE_SECONDS = 30.0
 _FLOOD_FACTOR = 16
+_EVIDENCE_BYTES = 4_096
 _MIB = 1 << 20
 _OPEN_FILES = 256
 _AGENT_PROCESSES = 1
@@ -173,6 +177,69 @@ class LocalBox:
     ) -> ExecResult:
         """Run a command line with ``/bin/sh -c``."""
         return await self.exec(["/bin/sh", "-c", command], stdin=stdin, wall_seconds=wall_seconds, env=env)
+
+    @asynccontextmanager
+    async def converse(
+        self, argv: Sequence[str], *, most_bytes: int, env: Mapping[str, str] | None = None
+    ) -> AsyncIterator[LocalConversation]:
+        """A program to talk to, killed on exit."""
+        host, inside = socket.socketpair()
+        with inside, host, Capture(keep=_EVIDENCE_BYTES) as stderr:
+            reply = await self._begin(list(argv), env, inside, stderr)
+            inside.close()
+
+            async def finish(cause: Outcome | None) -> ExecResult:
+                return await self._end_conversation(cause, reply, stderr)
+
+            talk = LocalConversation(
+                streams=host, ended=reply, exceeded=self._guard.exceeded, finish=finish, most_bytes=most_bytes
+            )
+            try:
+                await talk.open()
+                yield talk
+            finally:
+                await asyncio.shield(talk.close())
+
+    async def _begin(
+        self, argv: list[str], env: Mapping[str, str] | None, inside: socket.socket, stderr: Capture
+    ) -> "asyncio.Task[dict[str, Any]]":
+        """Start the program of a conversation; the task holds the box until the program's end."""
+        await self._lock.acquire()
+        try:
+            if self._gone is not None or self._limits is None:
+                raise SandboxError(f"the box is gone: {self._ending()[1]}")
+            whole = {"argv": argv, "op": "run", "env": self._environment(env), "rlimits": self._rlimits(self._limits)}
+            self._guard.begin()
+            self._channel.send(whole, [inside.fileno(), inside.fileno(), stderr.write_end])
+        except ChannelClosed as error:
+            self._lock.release()
+            await self._lost(None)
+            raise SandboxError(f"the box does not answer: {error}") from error
+        except BaseException:
+            self._lock.release()
+            raise
+        stderr.handed_over()
+        return asyncio.create_task(self._program_end())
+
+    async def _program_end(self) -> dict[str, Any]:
+        try:
+            return await self._channel.receive()
+        except ChannelClosed as error:
+            return {"gone": str(error)}
+        finally:
+            self._lock.release()
+
+    async def _end_conversation(
+        self, cause: Outcome | None, reply: "asyncio.Task[dict[str, Any]]", stderr: Capture
+    ) -> ExecResult:
+        if not reply.done():
+            self._channel.interrupt()
+            await asyncio.wait({reply}, timeout=_GRACE_SECONDS)
+        if not reply.done() or "gone" in reply.result():
+            await self._lost(cause)
+            await asyncio.wait({reply})
+        await stderr.drain(_GRACE_SECONDS)
+        return self._judge(cause, reply.result(), {"stderr": stderr.text})
 
     async def read(self, path: str, max_bytes: int) -> bytes:
         """The content of a regular file."""

@@ -6,6 +6,7 @@ Sources: the kernel's admin-guide/cgroup-v1/memory and admin-guide/cgroup-v2.
 """
 
 import os
+import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -148,12 +149,13 @@ class CgroupGuards:
         self.name = files.name
         self._parent = parent
         self._files = files
+        self._token = secrets.token_hex(3)  # one process may have several runtimes
         self._count = 0
 
     def guard(self, root_pid: int, pids: Sequence[int]) -> MemoryGuard:
         """A group that holds ``pids``; whatever they start later is in it too."""
         self._count += 1
-        folder = self._parent / f"{_PREFIX}{os.getpid()}-{self._count}"
+        folder = self._parent / f"{_PREFIX}{os.getpid()}-{self._token}-{self._count}"
         folder.mkdir()
         for pid in pids:
             (folder / "cgroup.procs").write_text(str(pid))

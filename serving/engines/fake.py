@@ -13,7 +13,13 @@ from aiohttp import web
 
 from serving.engines import fake_model, fake_shapes
 from serving.engines.fake_model import Generation, Sampling
+from serving.engines.fake_script import ScriptedAnswer, scripted
 from serving.engines.fake_shapes import Call, error_body
+
+
+def _compact(body: object) -> str:
+    """JSON without spaces, as vLLM writes it."""
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False)
 
 
 class _Refusal(Exception):
@@ -52,6 +58,8 @@ class FakeEngineServer:
         """Cut the connection of each stream after this many chunks with tokens."""
         self.refuse_loads: str | None = None
         """Refuse to load adapters, with this message."""
+        self.script: list[ScriptedAnswer] = []
+        """What the next chat completions say, in order; afterwards the toy model speaks again."""
         self.wrong_content: str | None = None
         """Identity that newly loaded adapters get instead of their own (see ``fake_model``)."""
         self._port = port
@@ -190,7 +198,7 @@ class FakeEngineServer:
                 return await self._stream(request, call, generations)
             await asyncio.sleep(self.token_delay_seconds * max(len(one.token_ids) for one in generations))
             self._generated += sum(len(one.token_ids) for one in generations)
-            return web.json_response(fake_shapes.whole(call, generations))
+            return web.json_response(fake_shapes.whole(call, generations), dumps=_compact)
         finally:
             self.running -= 1
 
@@ -206,7 +214,7 @@ class FakeEngineServer:
                     request.transport.close()
                 return response
             await asyncio.sleep(self.token_delay_seconds)
-            await response.write(f"data: {json.dumps(chunk, separators=(',', ':'))}\n\n".encode())
+            await response.write(f"data: {_compact(chunk)}\n\n".encode())
         self._generated += sum(len(one.token_ids) for one in generations)
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
@@ -239,6 +247,8 @@ class FakeEngineServer:
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             prompt_logprobs=entries,
         )
+        if chat and self.script:
+            return call, [scripted(identity, prompt_ids, self.script.pop(0), sampling.max_tokens)] * n
         return call, [fake_model.generate(identity, prompt_ids, sampling, choice) for choice in range(n)]
 
     def _sampling(self, body: dict[str, Any], prompt_tokens: int, *, chat: bool) -> Sampling:

@@ -58,8 +58,10 @@ def render_chat(messages: Sequence[dict[str, Any]]) -> list[int]:
 def _content(message: dict[str, Any]) -> str:
     content = message.get("content") or ""
     if isinstance(content, list):
-        return "".join(str(part.get("text", "")) for part in content)
-    return str(content)
+        content = "".join(str(part.get("text", "")) for part in content)
+    calls = [call["function"] for call in message.get("tool_calls") or ()]
+    said = "".join(f"{call['name']}{call['arguments']}" for call in calls)
+    return f"{message.get('reasoning') or ''}{content}{said}"
 
 
 def base_identity(name: str) -> str:
@@ -125,6 +127,10 @@ class Generation:
     pieces: list[str]
     finish_reason: str
     stop_reason: str | None
+    deltas: list[dict[str, Any]] | None = None
+    """What each token adds to a streamed message, where that is more than its piece of text."""
+    message: dict[str, Any] | None = None
+    """Fields of the whole message beside its role, likewise."""
 
     @property
     def text(self) -> str:

@@ -128,7 +128,8 @@ def _delta(call: Call, index: int, generation: Generation, step: int) -> dict[st
         "token_ids": [generation.token_ids[step]] if call.return_token_ids else None,
     }
     if call.chat:
-        choice["delta"] = {"content": generation.pieces[step]}
+        deltas = generation.deltas
+        choice["delta"] = {"content": generation.pieces[step]} if deltas is None else dict(deltas[step])
         if last:
             choice["stop_reason"] = generation.stop_reason
         return choice
@@ -156,6 +157,7 @@ def _choice(call: Call, index: int, generation: Generation) -> dict[str, Any]:
             "audio": None,
             "function_call": None,
             "reasoning": None,
+            **(generation.message or {}),
         }
         return choice
     choice["text"] = generation.text

@@ -1,5 +1,7 @@
 """Tenants, ApiKeys and AuditRecords in the store."""
 
+from sqlalchemy import or_
+
 from core.access import ApiKey, AuditRecord, Tenant
 from store.connection import Connection
 from store.repositories.base import Repository
@@ -18,9 +20,13 @@ class Tenants(Repository[Tenant]):
         """Add; raises Conflict when the id is taken."""
         await self._add(tenant)
 
-    async def get(self, tenant_id: str) -> Tenant:
-        """One Tenant; raises NotFound."""
-        return await self._get(tenant_id)
+    async def get(self, tenant_id: str, *, lock: bool = False) -> Tenant:
+        """One Tenant; raises NotFound. With ``lock``, nobody else changes it before this transaction ends."""
+        return await self._get(tenant_id, lock=lock)
+
+    async def update(self, tenant: Tenant) -> None:
+        """Replace; raises NotFound."""
+        await self._update(tenant)
 
     async def list(self) -> list[Tenant]:
         """All Tenants in order of id."""
@@ -38,12 +44,13 @@ class ApiKeys(Repository[ApiKey]):
         await self._add(key)
 
     async def by_hash(self, key_hash: str) -> ApiKey | None:
-        """The key with this hash, revoked or not."""
-        return await self._first(self._where(self._select(), key_hash=key_hash))
+        """The key with this hash now or before its last rotation, revoked or not, expired or not."""
+        found = or_(API_KEYS.c.key_hash == key_hash, API_KEYS.c.previous_hash == key_hash)
+        return await self._first(self._select().where(found))
 
-    async def get(self, key_id: str) -> ApiKey:
-        """One key; raises NotFound."""
-        return await self._get(key_id)
+    async def get(self, key_id: str, *, lock: bool = False) -> ApiKey:
+        """One key; raises NotFound. With ``lock``, nobody else changes it before this transaction ends."""
+        return await self._get(key_id, lock=lock)
 
     async def list(self, tenant_id: str | None = None) -> list[ApiKey]:
         """Keys (of a Tenant), oldest first."""

@@ -5,7 +5,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 
 import msgspec
-from sqlalchemy import Row, Select, func, select
+from sqlalchemy import Row, Select, func, select, update
 
 from core.errors import CorruptArtefact, NotFound
 from core.turn import Turn
@@ -15,6 +15,7 @@ from store.repositories.base import Repository, check_schema_version
 from store.tables.turns import TURNS
 
 _ARRAYS = ("prompt_ids", "output_ids", "output_logprobs")
+_MOST_THREAD_ROWS = 1_000
 _Arrays = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
 _DECODER = msgspec.msgpack.Decoder(_Arrays)
 
@@ -63,6 +64,34 @@ class Turns(Repository[Turn]):
             page = select(TURNS.c.id).where(TURNS.c.id.in_(ordered[start : start + 1000]))
             found.update(row.id for row in await self._connection.rows(page))
         return found
+
+    async def episode_of(self, turn_id: str, *, tenant_id: str) -> str | None:
+        """The Episode of a Tenant's Turn; None where the Tenant has no such Turn."""
+        query = select(TURNS.c.episode_id).where(TURNS.c.id == turn_id, TURNS.c.tenant_id == tenant_id)
+        row = await self._connection.row(query)
+        return None if row is None else str(row.episode_id)
+
+    async def by_thread(self, tenant_id: str, threads: Sequence[str]) -> tuple[str, str] | None:
+        """Episode and id of the Tenant's newest Turn whose conversation is the first of ``threads`` that there is."""
+        columns = (TURNS.c.episode_id, TURNS.c.id, TURNS.c.thread)
+        query = select(*columns).where(TURNS.c.tenant_id == tenant_id, TURNS.c.thread.in_(list(threads)))
+        rows = await self._connection.rows(query.order_by(TURNS.c.created_at.desc()).limit(_MOST_THREAD_ROWS))
+        ranks = {thread: rank for rank, thread in enumerate(threads)}
+        found = min(rows, key=lambda row: ranks[row.thread], default=None)
+        return None if found is None else (str(found.episode_id), str(found.id))
+
+    async def replace(self, turn: Turn) -> str | None:
+        """Replace a Turn; raises NotFound.
+
+        Returns the key of a blob that belongs to nobody once this is committed: it is to be deleted then.
+        """
+        query = select(TURNS.c.tokens_blob).where(TURNS.c.id == turn.id).with_for_update()
+        old = await self._connection.row(query)
+        if old is None:
+            raise self._missing(turn.id)
+        row = await self._packed(turn)
+        await self._connection.change(update(TURNS).where(TURNS.c.id == turn.id).values(row))
+        return None if old.tokens_blob == row["tokens_blob"] else old.tokens_blob
 
     async def newest(self, episode_ids: Sequence[str]) -> dict[str, float]:
         """When the newest Turn of each of these Episodes was made, for those that have one."""

@@ -12,6 +12,7 @@ from store.tables.episode_groups import EPISODE_GROUPS
 from store.tables.episodes import EPISODES
 from store.tables.evaluations import EVALUATIONS
 from store.tables.experiments import EXPERIMENTS
+from store.tables.feedback import FEEDBACK
 from store.tables.jobs import JOBS
 from store.tables.lineage import LINEAGE
 from store.tables.metadata import METADATA
@@ -19,10 +20,13 @@ from store.tables.policies import POLICIES
 from store.tables.policy_versions import POLICY_VERSIONS
 from store.tables.releases import RELEASES
 from store.tables.rewards import REWARDS
+from store.tables.stored_completions import STORED_COMPLETION_METADATA, STORED_COMPLETIONS
+from store.tables.stored_responses import STORED_RESPONSES
 from store.tables.tasks import TASKS
 from store.tables.tenants import TENANTS
 from store.tables.training_runs import TRAINING_RUNS
 from store.tables.turns import TURNS
+from store.tables.usage import USAGE
 from store.tables.verdicts import VERDICTS
 
 __all__ = (
@@ -38,6 +42,7 @@ __all__ = (
     "EPISODE_GROUPS",
     "EVALUATIONS",
     "EXPERIMENTS",
+    "FEEDBACK",
     "JOBS",
     "LINEAGE",
     "METADATA",
@@ -45,9 +50,13 @@ __all__ = (
     "POLICY_VERSIONS",
     "RELEASES",
     "REWARDS",
+    "STORED_COMPLETIONS",
+    "STORED_COMPLETION_METADATA",
+    "STORED_RESPONSES",
     "TASKS",
     "TENANTS",
     "TRAINING_RUNS",
     "TURNS",
+    "USAGE",
     "VERDICTS",
 )

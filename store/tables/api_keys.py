@@ -11,7 +11,9 @@ API_KEYS = Table(
     Column("tenant_id", String, ForeignKey("tenants.id"), nullable=False),
     Column("key_hash", String, nullable=False),
     Column("created_at", Double, nullable=False),
+    Column("previous_hash", String),
     *noun_columns(),
     UniqueConstraint("key_hash"),
     Index(None, "tenant_id"),
+    Index(None, "previous_hash", unique=True),
 )

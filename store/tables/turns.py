@@ -14,10 +14,12 @@ TURNS = Table(
     Column("choice", Integer, nullable=False),
     Column("idempotency_key", String),
     Column("created_at", Double, nullable=False),
+    Column("thread", String),
     Column("tokens", LargeBinary),
     Column("tokens_blob", String),
     *noun_columns(),
     # A repeated request adds no second Turn; rows without a key never clash.
     UniqueConstraint("tenant_id", "idempotency_key", "choice"),
     Index(None, "episode_id", "index"),
+    Index(None, "tenant_id", "thread"),
 )

@@ -18,8 +18,12 @@ LAZY_IMPORTS_ALLOWED = {
     "redis",
     "asyncpg",
     "gguf",
+    "presidio_analyzer",
+    "tldextract",
     "huggingface_hub",
     "vllm",
+    "litellm",
+    "mcp",
 }
 
 

@@ -9,6 +9,7 @@ import pytest_asyncio
 from core.config.schema import SandboxSection
 from core.errors import SandboxError
 from sandbox.runtimes.base import Box, BoxSpec, Outcome, Runtime
+from sandbox.runtimes.conversation import ConversationEnded
 from sandbox.runtimes.factory import make_runtime
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -300,3 +301,59 @@ async def test_boxes_are_capped(runtime: Runtime) -> None:
 
     await asyncio.gather(*(use() for _ in range(10)))
     assert 1 < most <= 4
+
+
+ECHO = "import sys\nfor line in sys.stdin: print(eval(line), flush=True)"
+
+
+async def test_a_conversation_keeps_its_program(box: Box) -> None:
+    """A program is asked again and again; when it is left, everything of it is gone and the box works on."""
+    async with box.converse(["python3", "-I", "-c", ECHO], most_bytes=4096) as talk:
+        assert await talk.ask("globals().setdefault('x', 41)", wall_seconds=20) == "41\n"
+        assert await talk.ask("x + 1", wall_seconds=20) == "42\n"
+        await talk.settle()
+        assert talk.alive
+    assert not talk.alive
+    assert (await box.shell("echo fine")).stdout == "fine\n"
+
+
+@pytest.mark.parametrize(
+    ("question", "outcome"),
+    [
+        ("__import__('time').sleep(30)", Outcome.TIMEOUT),
+        ("__import__('os')._exit(3)", Outcome.NONZERO),
+        ("__import__('os').kill(__import__('os').getpid(), 9)", Outcome.KILLED),
+        ("'x' * 10000", Outcome.KILLED),
+    ],
+)
+async def test_a_conversation_that_ends_says_how(box: Box, question: str, outcome: Outcome) -> None:
+    """Time, exit, signal and an answer that is too long end it with their outcome; the box works on."""
+    async with box.converse(["python3", "-I", "-c", ECHO], most_bytes=4096) as talk:
+        with pytest.raises(ConversationEnded) as caught:
+            await talk.ask(question, wall_seconds=2)
+        assert caught.value.result.outcome is outcome, caught.value.result
+        with pytest.raises(ConversationEnded):
+            await talk.ask("1", wall_seconds=2)
+    assert (await box.shell("echo fine")).stdout == "fine\n"
+
+
+async def test_a_conversation_fills_memory(runtime: Runtime) -> None:
+    """A program that passes the box's memory is OOM."""
+    async with runtime.box(BoxSpec(memory_mib=64)) as box:
+        async with box.converse(["python3", "-I", "-c", ECHO], most_bytes=4096) as talk:
+            with pytest.raises(ConversationEnded) as caught:
+                await talk.ask("[bytearray(b'x') * (8 << 20) for _ in range(30)] and input()", wall_seconds=20)
+                await talk.settle()
+        assert caught.value.result.outcome is Outcome.OOM
+
+
+async def test_closing_the_box_ends_a_conversation(runtime: Runtime) -> None:
+    """A box that is closed under a conversation does not wait for it."""
+    async with runtime.box() as box:
+        async with box.converse(["python3", "-I", "-c", ECHO], most_bytes=4096) as talk:
+            await box.close()
+            with pytest.raises(ConversationEnded):
+                await talk.ask("1", wall_seconds=5)
+        with pytest.raises(SandboxError):
+            async with box.converse(["true"], most_bytes=10):
+                raise AssertionError("a closed box started a program")

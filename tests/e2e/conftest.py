@@ -154,6 +154,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "fleet.first_port": 0,
         "fleet.metrics_port": 0,
         "worker.metrics_port": 0,
+        "worker.tools_port": 0,
         "learner.metrics_port": 0,
         "worker.lease_seconds": 4.0,
         "fleet.drain_seconds": 2.0,

@@ -198,8 +198,9 @@ async def test_scopes_guard_every_admin_route(harness: Harness):
 async def test_an_episode_is_shown_whole(either_harness: Harness):
     """Turns, Verdicts, Reward, Branches and their causes come with the Episode; filters narrow the list."""
     harness = either_harness
-    first = hone_headers(await harness.post("/v1/chat/completions", CHAT))
-    await harness.post("/v1/chat/completions", CHAT, **{"x-hone-episode-id": first["episode-id"]})
+    first = hone_headers(await harness.post("/v1/chat/completions", CHAT, key="trainer"))
+    again = {"x-hone-episode-id": first["episode-id"]}
+    await harness.post("/v1/chat/completions", CHAT, key="trainer", **again)
     await harness.turns(first["episode-id"])
     async with harness.store.transaction() as work:
         await work.verdicts.add_many([nouns.verdict(episode_id=first["episode-id"])])

@@ -26,6 +26,10 @@ UNDERSTOOD = {
 OTHERS = st.dictionaries(st.text(max_size=8).filter(lambda name: name not in UNDERSTOOD), JSON, max_size=6)
 
 
+def rewriter(plan):
+    return AnswerRewriter(plan, engine_model="engine-name", public_model="coder@1")
+
+
 def parsed(endpoint="chat.completions", **fields):
     return parse_request(endpoint, json.dumps({"model": "coder"} | fields).encode())
 
@@ -34,10 +38,11 @@ def parsed(endpoint="chat.completions", **fields):
 def test_unknown_fields_reach_the_engine_unchanged(others, endpoint):
     """Whatever the client sends arrives, beside the engine's model name and what capture adds."""
     request = parse_request(endpoint, json.dumps(others | {"model": "coder"}).encode())
-    sent = json.loads(engine_body(request, "engine-name"))
+    sent = json.loads(engine_body(request, "engine-name", request.plan))
     added = {"return_token_ids": True, "logprobs": True if endpoint == "chat.completions" else 0}
     assert sent == others | {"model": "engine-name"} | added
-    assert json.loads(engine_body(request, "engine-name", capture=False)) == others | {"model": "engine-name"}
+    for plan in (None, request.plan.without_content()):
+        assert json.loads(engine_body(request, "engine-name", plan)) == others | {"model": "engine-name"}
 
 
 @given(OTHERS, OTHERS, st.booleans(), st.booleans())
@@ -47,12 +52,11 @@ def test_stripping_undoes_injecting(answer, choice, asks_ids, asks_logprobs):
     full_choice = choice | {"index": 0, "logprobs": {"content": []}} | extra
     full = answer | {"model": "engine-name", "prompt_token_ids": [2], "choices": [full_choice]}
     request = parsed(return_token_ids=asks_ids, logprobs=asks_logprobs)
-    seen = json.loads(AnswerRewriter(request.plan, "coder@1").answer(json.dumps(full).encode()))
+    seen = json.loads(rewriter(request.plan).answer(json.dumps(full).encode()))
+    nulls = dict.fromkeys(extra)
     wanted_choice = choice | {"index": 0, "logprobs": {"content": []} if asks_logprobs else None}
-    wanted = answer | {"model": "coder@1"}
-    if asks_ids:
-        wanted_choice |= extra
-        wanted |= {"prompt_token_ids": [2]}
+    wanted_choice |= extra if asks_ids else nulls
+    wanted = answer | {"model": "coder@1", "prompt_token_ids": [2] if asks_ids else None}
     assert seen == wanted | {"choices": [wanted_choice]}
 
 
@@ -80,13 +84,14 @@ def test_nothing_is_added_that_would_change_the_answer(endpoint, fields, token_i
 
 
 def test_the_usage_chunk_is_shown_to_those_who_asked():
-    """A usage chunk that nobody asked for is dropped; usage inside other chunks is taken out."""
+    """A usage chunk that nobody asked for is dropped, and noted all the same."""
     usage = json.dumps({"model": "m", "choices": [], "usage": {"total_tokens": 1}}).encode()
-    chunk = json.dumps({"model": "m", "choices": [{"index": 0, "delta": {"content": "x"}}], "usage": {}}).encode()
-    silent = AnswerRewriter(parsed(stream=True).plan, "coder@1")
-    asked = AnswerRewriter(parsed(stream=True, stream_options={"include_usage": True}).plan, "coder@1")
+    choice = {"index": 0, "delta": {"content": "x"}}
+    chunk = json.dumps({"model": "m", "choices": [choice], "usage": {"total_tokens": 1}}).encode()
+    silent = rewriter(parsed(stream=True).plan)
+    asked = rewriter(parsed(stream=True, stream_options={"include_usage": True}).plan)
     assert silent.chunk(usage) is None
-    assert "usage" not in json.loads(silent.chunk(chunk))
+    assert silent.usage is not None
     assert json.loads(asked.chunk(usage))["usage"] == {"total_tokens": 1}
     assert "usage" in json.loads(asked.chunk(chunk))
 
@@ -96,8 +101,8 @@ def test_chunks_that_only_carry_token_ids_are_not_shown():
     choice = {"index": 0, "delta": {}, "token_ids": [7], "finish_reason": None}
     chunk = json.dumps({"model": "m", "choices": [choice]}).encode()
     last = json.dumps({"model": "m", "choices": [choice | {"finish_reason": "stop"}]}).encode()
-    hidden = AnswerRewriter(parsed(stream=True).plan, "coder@1")
-    open_ = AnswerRewriter(parsed(stream=True, return_token_ids=True, logprobs=True).plan, "coder@1")
+    hidden = rewriter(parsed(stream=True).plan)
+    open_ = rewriter(parsed(stream=True, return_token_ids=True, logprobs=True).plan)
     assert hidden.chunk(chunk) is None
     assert hidden.chunk(last) is not None
     assert open_.chunk(chunk) is not None

@@ -5,7 +5,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gateway.openai_api.stream import EventSplitter, event_data, frame
+from gateway.inference.stream import EventSplitter, event_data, frame
 
 LINES = st.binary(max_size=30).filter(lambda data: b"\n" not in data and b"\r" not in data)
 EVENTS = st.lists(LINES, max_size=8)

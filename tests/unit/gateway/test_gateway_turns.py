@@ -8,31 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.variant import Variant
-from gateway.inference.request import parse_request
-from gateway.capture.turns import Capture, build_turns, merge_delta
-from serving.pool import Route
-from tests import nouns
+from gateway.capture.turns import build_episode, build_turns, merge_delta
+from tests.captured_calls import captured_call
 
 
-def capture(payloads, *, endpoint="chat.completions", choices=1, broken=None, **fields):
-    """A Capture with consent, of these engine payloads."""
-    request = parse_request(endpoint, json.dumps({"model": "coder"} | fields).encode())
-    return Capture(
-        endpoint=endpoint,
-        fields=request.fields,
-        route=Route(nouns.deployment(), "coder.v1-x", "coder", 1, Variant.STANDARD),
-        episode_id="ep_a",
-        index=0,
-        tenant_id="ten_a",
-        turn_ids=tuple(f"turn_{number}" for number in range(choices)),
-        request_id="req_a",
-        idempotency_key="key_a",
-        consent=True,
-        started_at=1.0,
-        payloads=[json.dumps(payload).encode() for payload in payloads],
-        broken=broken,
-    )
+def capture(payloads, *, endpoint="chat.completions", choices=1, broken=None, kept=None, **fields):
+    """A CapturedCall with consent, of these engine payloads; ``kept`` changes further fields of the record."""
+    changes = {
+        "endpoint": endpoint,
+        "request": json.dumps({"model": "coder"} | fields).encode(),
+        "payloads": [json.dumps(payload).encode() for payload in payloads],
+        "turn_ids": [f"turn_{number}" for number in range(choices)],
+        "idempotency_key": "key_a",
+        "broken": broken,
+    }
+    return captured_call(**(changes | (kept or {})))
 
 
 def entries(logprobs):
@@ -121,6 +111,62 @@ def test_usage_and_speculation_come_from_the_engine():
     (turn,) = build_turns(capture([payload]))
     assert (turn.usage.prompt_tokens, turn.usage.completion_tokens, turn.usage.cached_tokens) == (2, 1, 1)
     assert (turn.speculation.drafted, turn.speculation.accepted) == (8, 5)
+
+
+def test_everything_of_a_turn_comes_from_the_record():
+    """What the gateway knew when it answered stands in the Turn, and the Episode row comes with the first one."""
+    kept = {
+        "surface": "responses",
+        "stored": True,
+        "parent_turn_id": "turn_before",
+        "fallback_from": "coder",
+        "variant": "fast",
+        "index": 3,
+    }
+    (turn,) = build_turns(capture([chunk([5], [-0.1], finish="stop", prompt_token_ids=[1])], kept=kept))
+    assert {name: getattr(turn, name) for name in kept} == kept
+    assert (turn.episode_id, turn.deployment_id, turn.version) == (f"ep_{0:026d}", "dep_a", 1)
+    episode = build_episode(captured_call())
+    assert (episode.id, episode.policy, episode.trainable, episode.created_at) == (
+        f"ep_{0:026d}",
+        "coder",
+        True,
+        1_000,
+    )
+    assert build_episode(captured_call(opens_episode=False)) is None
+
+
+def test_where_the_engine_reports_no_ids_its_own_counts_are_taken():
+    """An outside model's answer has usage and no token ids."""
+    payload = {
+        "choices": [{"index": 0, "message": {"role": "assistant", "content": "x"}, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 7, "completion_tokens": 9},
+    }
+    (turn,) = build_turns(capture([payload]))
+    assert (turn.usage.prompt_tokens, turn.usage.completion_tokens, turn.exact) == (7, 9, False)
+
+
+def test_without_consent_and_store_there_are_only_counters():
+    """Whatever the record carries by mistake, no message, answer, id or text option gets into the Turn."""
+    payloads = [chunk([5], [-0.1], finish="stop", prompt_token_ids=[1])]
+    kept = {"consent": False, "prompt_tokens": 11, "completion_tokens": 13}
+    words = {"messages": [{"role": "user", "content": "secret"}], "stop": ["secret"], "temperature": 0.5, "n": 2}
+    first, second = build_turns(capture(payloads, choices=2, kept=kept, **words))
+    assert (first.usage.prompt_tokens, first.usage.completion_tokens) == (11, 13)
+    assert (second.usage.prompt_tokens, second.usage.completion_tokens) == (0, 0)
+    for turn in (first, second):
+        assert (turn.content_kept, turn.exact, turn.trainable) == (False, False, False)
+        assert turn.sampling == {"temperature": 0.5, "n": 2}
+        assert "secret" not in turn.model_dump_json()
+        assert (turn.prompt_ids, turn.output_ids, turn.output_logprobs) == ((), (), ())
+    assert [turn.id for turn in build_turns(capture([], kept=kept | {"request": b""}))] == ["turn_0"]
+
+
+def test_a_stored_answer_without_consent_is_kept_and_never_trains():
+    """``store`` keeps the content for the API alone."""
+    kept = {"consent": False, "stored": True}
+    (turn,) = build_turns(capture([chunk([5], [-0.1], finish="stop", prompt_token_ids=[1])], kept=kept))
+    assert (turn.content_kept, turn.exact, turn.trainable, turn.stored) == (True, True, False, True)
 
 
 def test_another_shape_is_a_decode_error():

@@ -12,8 +12,8 @@ from typer.testing import CliRunner
 from core.config.schema import HoneConfig
 from core.errors import ConfigurationError, MachineError
 from hone.cli import app
+from hone.http_server import listen
 from hone.local_keys import LocalKeys, keys_path, read_local_keys, write_local_keys
-from hone.processes.gateway import _listen
 from hone.processes.runner import _serve_metrics, process_registry
 
 
@@ -139,7 +139,7 @@ def test_importing_a_broken_folder_stores_nothing(hone, tmp_path):
 def test_a_busy_gateway_port_is_a_machine_error(taken_port):
     """The error names the port, and its hint the key."""
     with pytest.raises(MachineError, match=str(taken_port)) as caught:
-        _listen("127.0.0.1", taken_port)
+        listen("127.0.0.1", taken_port, key="gateway.port")
     assert "gateway.port" in (caught.value.hint or "")
 
 

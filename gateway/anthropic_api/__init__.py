@@ -1,0 +1,1 @@
+"""The Anthropic Messages API: every request becomes a chat completion, every answer a message."""

@@ -1,0 +1,203 @@
+"""Sends a request to a replica that can answer it, and to another one if that one is away."""
+
+import asyncio
+import random
+from dataclasses import dataclass, replace
+from functools import partial
+
+import structlog
+
+from core.config.schema import HoneConfig
+from core.errors import EngineError, EngineUnavailable, HoneError, ModelNotFound, RateLimited, VersionNotServed
+from core.variant import ModelName, Variant, parse_model_name
+from gateway.episodes import HeldEpisode
+from gateway.inference.fallbacks import delay, next_attempt, plan_attempts, retry_after_of
+from gateway.inference.request import INJECTED_FIELDS, CapturePlan, Endpoint, InferenceRequest, engine_body
+from gateway.inference.target import Target
+from gateway.metrics import GatewayMetrics
+from gateway.outside.models import OutsideModels
+from gateway.routing import Routing
+from gateway.upstream.base import Unreachable, Upstream, UpstreamResponse
+from gateway.upstream.errors import engine_error
+from serving.pool import Route
+
+log = structlog.get_logger(__name__)
+
+_ENGINE_PATHS: dict[Endpoint, str] = {
+    "chat.completions": "/v1/chat/completions",
+    "completions": "/v1/completions",
+}
+_REFUSED = (400, 422)
+_OK = 200
+TRANSIENT = (EngineError, RateLimited)
+"""Failures of what answers, not of what was asked: another model may do better."""
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that is being answered: the head of a successful response has come."""
+
+    target: Target
+    response: UpstreamResponse
+
+
+class Dispatch:
+    """Chooses who answers."""
+
+    def __init__(
+        self,
+        *,
+        config: HoneConfig,
+        routing: Routing,
+        upstream: Upstream,
+        outside: OutsideModels,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self._fallbacks = config.gateway.fallbacks
+        self._retries = config.gateway.retries
+        self._outside = outside
+        self._routing = routing
+        self._upstream = upstream
+        self._metrics = metrics
+
+    async def send(self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan) -> Sent:
+        """The first successful response, of the model that was asked for or of one of its fallbacks.
+
+        Raises what is wrong with the request, EngineUnavailable when nobody that holds the version answers, and
+        what the routing table raises; of several failures the last one.
+        """
+        try:
+            return await self._attempt(request, request.model_text, request.model, held, plan)
+        except TRANSIENT as error:
+            return await self._attempt_again(request, held, plan, error)
+
+    async def _attempt_again(
+        self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan, error: HoneError
+    ) -> Sent:
+        attempts = plan_attempts(request.model_text, self._fallbacks, self._retries)
+        failed = attempts[0]
+        while True:
+            attempt = next_attempt(attempts, failed, error)
+            if attempt is None:
+                raise error
+            if attempt.model == failed.model:
+                await asyncio.sleep(delay(failed.number, retry_after_of(error), random.random))
+            self._metrics.engine_retries.inc()
+            log.warning("attempt_failed", model=failed.model, next=attempt.model, error=error.message)
+            try:
+                sent = await self._attempt(request, attempt.model, parse_model_name(attempt.model), held, plan)
+            except TRANSIENT as next_error:
+                failed, error = attempt, next_error
+                continue
+            if attempt.fallback_from is not None:
+                self._metrics.fallbacks.labels(attempt.fallback_from, attempt.model).inc()
+                sent.target = replace(sent.target, fallback_from=attempt.fallback_from)
+            return sent
+
+    async def _attempt(
+        self, request: InferenceRequest, name: str, model: ModelName, held: HeldEpisode, plan: CapturePlan
+    ) -> Sent:
+        if self._outside.knows(name) and not self._routing.serves(model):
+            return await self._send_outside(request, name, plan)
+        return await self._send_to_engine(request, model, held, plan)
+
+    async def _send_outside(self, request: InferenceRequest, name: str, plan: CapturePlan) -> Sent:
+        """Ask another provider's model: it knows nothing of token ids, and its answers never train."""
+        outside_plan = CapturePlan(token_ids=False, logprobs=False, usage=plan.usage)
+
+        async def send(body: bytes) -> UpstreamResponse:
+            return await self._outside.send(name, request.endpoint, body, stream=request.stream)
+
+        target = Target(
+            policy=name,
+            version=0,
+            variant=Variant.STANDARD.value,
+            deployment_id=f"outside:{name.partition('/')[0]}",
+            engine_model=name,
+            public_model=name,
+            plan=outside_plan,
+            send=send,
+            exact=False,
+        )
+        try:
+            return await self._try(request, target)
+        except Unreachable as error:
+            raise EngineUnavailable(f"'{name}' does not answer: {error}") from error
+
+    def close(self, sent: Sent) -> None:
+        """The answer has ended, or is wanted no more."""
+        sent.response.close()
+        self._routing.in_flight.ended(sent.target.deployment_id)
+
+    async def _send_to_engine(
+        self, request: InferenceRequest, model: ModelName, held: HeldEpisode, plan: CapturePlan
+    ) -> Sent:
+        route = self._first_route(model, held)
+        failed: set[str] = set()
+        while True:
+            try:
+                return await self._try(request, self._target(request, route, plan))
+            except Unreachable as error:
+                failed.add(route.deployment.id)
+                self._metrics.engine_retries.inc()
+                log.warning("replica_unreachable", deployment_id=route.deployment.id, error=str(error))
+                route = self._other_route(model, route, failed, error)
+
+    def _first_route(self, model: ModelName, held: HeldEpisode) -> Route:
+        wanted = None if model.version is not None else held.wanted_version(model)
+        if wanted is None:
+            return self._routing.resolve(model)
+        try:
+            return self._routing.resolve(model, pinned_version=wanted)
+        except (VersionNotServed, ModelNotFound):
+            # A conversation outlives the version that it began with; a pinned Episode does not.
+            if held.pinned is not None and held.pinned[0] == model.name:
+                raise
+            return self._routing.resolve(model)
+
+    def _other_route(self, model: ModelName, route: Route, failed: set[str], error: Unreachable) -> Route:
+        try:
+            return self._routing.resolve(model, pinned_version=route.version, exclude=failed)
+        except HoneError as other:
+            raise EngineUnavailable(
+                f"no replica that holds '{route.policy}' version {route.version} answers",
+                hint="try again in a few seconds",
+            ) from (other if other.status < 500 else error)
+
+    def _target(self, request: InferenceRequest, route: Route, plan: CapturePlan) -> Target:
+        variant = route.variant.value
+        return Target(
+            policy=route.policy,
+            version=route.version,
+            variant=variant,
+            deployment_id=route.deployment.id,
+            engine_model=route.engine_model,
+            public_model=route.public_model,
+            plan=plan,
+            send=partial(self._upstream.send, b"POST", route.deployment.url + _ENGINE_PATHS[request.endpoint]),
+        )
+
+    async def _try(self, request: InferenceRequest, target: Target) -> Sent:
+        self._routing.in_flight.began(target.deployment_id)
+        try:
+            response = await target.send(engine_body(request, target.engine_model, target.plan))
+            if response.status == _OK:
+                return Sent(target, response)
+            async with response:
+                body = await response.read()
+            if response.status in _REFUSED and _names_injected_field(body):
+                self._metrics.capture_failures.labels("engine_refused_fields").inc()
+                response = await target.send(engine_body(request, target.engine_model))
+                if response.status == _OK:
+                    return Sent(target, response)
+                async with response:
+                    body = await response.read()
+            raise engine_error(response.status, body, response.headers)
+        except BaseException:
+            self._routing.in_flight.ended(target.deployment_id)
+            raise
+
+
+def _names_injected_field(body: bytes) -> bool:
+    """Whether an engine's refusal is about something that the gateway added."""
+    return any(name.encode() in body for name in INJECTED_FIELDS)

@@ -1,0 +1,213 @@
+"""One answer on its way from the engine to the client, and what is kept of it."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import msgspec
+import structlog
+
+from core.errors import EngineError, HoneError
+from gateway.capture.record import CANCELLED, ENGINE_FAILED, CapturedCall, numbers_alone
+from gateway.episodes import HeldEpisode
+from gateway.inference.base import Call, RawHeader
+from gateway.inference.request import InferenceRequest
+from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
+from gateway.inference.stream import DONE, EventSplitter, event_data, frame
+from gateway.inference.target import Target
+from gateway.metrics import GatewayMetrics
+from gateway.upstream.base import Unreachable, UpstreamResponse
+from gateway.upstream.errors import stream_error
+
+log = structlog.get_logger(__name__)
+
+_MOST_TURN_IDS_SHOWN = 128
+"""Clients bound the size of a header; a list of prompts can have more answers than this."""
+_TAIL_SECONDS = 1.0
+_PREFIX = b"data: "
+_END = b"\n\n"
+
+
+@dataclass(slots=True)
+class EngineExchange:
+    """The answer of one Target; implements ``gateway.inference.base.Exchange``."""
+
+    call: Call
+    request: InferenceRequest
+    target: Target
+    response: UpstreamResponse
+    held: HeldEpisode
+    index: int
+    turn_ids: tuple[str, ...]
+    keeps_content: bool
+    metrics: GatewayMetrics
+    started_at: float
+    clock: float
+    limit_headers: list[RawHeader]
+    payloads: list[bytes] = field(default_factory=list)
+    broken: str | None = None
+    first_event_at: float | None = None
+    answered: bool = False
+    """Something of the answer has reached this side, so there is a Turn."""
+    events_seen: int = 0
+    _failure: HoneError | None = None
+    _rewriter: AnswerRewriter = field(init=False)
+
+    def __post_init__(self) -> None:
+        target = self.target
+        self._rewriter = AnswerRewriter(
+            target.plan, engine_model=target.engine_model, public_model=target.public_model
+        )
+
+    @property
+    def episode_id(self) -> str:
+        """The Episode that the Turns belong to."""
+        return self.held.id
+
+    @property
+    def usage(self) -> TokenUsage | None:
+        """What the engine counted, as far as it has said so."""
+        return self._rewriter.usage
+
+    @property
+    def headers(self) -> list[RawHeader]:
+        """``x-hone-…`` and ``x-ratelimit-…`` headers for the client."""
+        target = self.target
+        headers = [
+            (b"x-hone-policy-version", b"%d" % target.version),
+            (b"x-hone-variant", target.variant.encode()),
+            (b"x-hone-episode-id", self.held.id.encode()),
+            (b"x-hone-turn-id", ",".join(self.turn_ids[:_MOST_TURN_IDS_SHOWN]).encode()),
+        ]
+        if target.fallback_from is not None:
+            headers.append((b"x-hone-fallback-from", target.fallback_from.encode()))
+        return headers + self.limit_headers
+
+    async def whole(self) -> bytes:
+        """The answer's JSON as the client may see it. Raises EngineError."""
+        try:
+            body = await self.response.read()
+        except Unreachable as error:
+            raise EngineError(f"the engine broke off its answer: {error}") from error
+        try:
+            seen = self._rewriter.answer(body)
+        except msgspec.DecodeError as error:
+            raise EngineError(f"the engine's answer cannot be read: {error}") from error
+        if self.keeps_content:
+            self.payloads.append(body)
+        self.answered = True
+        return seen
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The data of every event of a stream as the client may see it, without the closing ``[DONE]``."""
+        async for piece in self.pieces():
+            for event in piece.split(_END):
+                data = event_data(event) if event else None
+                if data is not None and data != DONE:
+                    yield data
+
+    async def pieces(self) -> AsyncIterator[bytes]:
+        """The stream for the client as server-sent events, in the pieces in which it comes, end mark included.
+
+        Raises EngineError when the engine breaks off; what came before has been given out then.
+        """
+        self.broken = CANCELLED
+        splitter = EventSplitter()
+        response = self.response
+        ended = False
+        try:
+            while not ended:
+                data = await response.next()
+                if not data:
+                    raise EngineError("the engine ended the stream before its end mark")
+                pieces: list[bytes] = []
+                ended = self._take(splitter.feed(data), pieces)
+                if ended and self._failure is None:
+                    # A client closes its connection at the end mark: from here on that is no cancellation.
+                    self.broken = None
+                if pieces:
+                    yield b"".join(pieces)
+            if self._failure is not None:
+                raise self._failure
+        except HoneError:
+            self.broken = ENGINE_FAILED
+            self.metrics.stream_failures.inc()
+            raise
+
+    def _take(self, events: list[bytes], pieces: list[bytes]) -> bool:
+        """Put what the client may see of ``events`` into ``pieces``; whether the stream has ended, well or badly."""
+        rewriter, kept = self._rewriter, self.payloads if self.keeps_content else None
+        for event in events:
+            data = event[6:] if event.startswith(_PREFIX) and b"\n" not in event else event_data(event)
+            if data is None:
+                pieces.append(event + _END)
+                continue
+            if data == DONE:
+                pieces.append(frame(DONE))
+                return True
+            if self.first_event_at is None:
+                self.first_event_at = time.perf_counter()
+            try:
+                if engine_error_in(data) is not None:
+                    self._failure = stream_error(data)
+                    return True
+                self.answered = True
+                self.events_seen += 1
+                if kept is not None:
+                    kept.append(data)
+                seen = rewriter.chunk(data)
+            except msgspec.DecodeError as error:
+                # Whatever this is, the client shall have it; the Turn is lost when it is built.
+                self.metrics.capture_failures.labels("unreadable_chunk").inc()
+                log.warning("chunk_unreadable", request_id=self.call.request_id, error=str(error))
+                pieces.append(event + _END)
+                continue
+            if seen is not None:
+                pieces += (_PREFIX, seen, _END)
+        return False
+
+    async def finish_reading(self) -> None:
+        """Read the few bytes after a stream's end mark, so that the connection can be used again."""
+        if not self.request.stream or self.broken is not None:
+            return
+        try:
+            async with asyncio.timeout(_TAIL_SECONDS):
+                while await self.response.next():
+                    pass
+        except (TimeoutError, EngineError) as error:
+            log.debug("stream_tail_unreadable", error=repr(error))
+
+    def captured(self) -> CapturedCall:
+        """The record of the call, as far as it came."""
+        call, target, usage = self.call, self.target, self._rewriter.usage
+        keeps = self.keeps_content
+        return CapturedCall(
+            endpoint=self.request.endpoint,
+            surface=call.surface,
+            request=self.request.body if keeps else numbers_alone(self.request.fields),
+            payloads=self.payloads,
+            policy=target.policy,
+            version=target.version,
+            variant=target.variant,
+            deployment_id=target.deployment_id,
+            episode_id=self.held.id,
+            opens_episode=self.held.new,
+            index=self.index,
+            tenant_id=call.caller.key.tenant_id,
+            key_id=call.caller.key.id,
+            turn_ids=list(self.turn_ids),
+            request_id=call.request_id,
+            idempotency_key=call.idempotency_key,
+            consent=call.consent,
+            stored=call.store,
+            redact=call.caller.tenant.redact,
+            started_at=self.started_at,
+            total_seconds=time.perf_counter() - self.clock,
+            first_token_seconds=None if self.first_event_at is None else self.first_event_at - self.clock,
+            broken=self.broken,
+            prompt_tokens=0 if usage is None else usage.prompt_tokens,
+            completion_tokens=0 if usage is None else usage.completion_tokens,
+            public_model=target.public_model,
+            fallback_from=target.fallback_from,
+        )

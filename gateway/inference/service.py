@@ -1,0 +1,220 @@
+"""The one way to a model: limits, Episode, routing, the answer, and what is kept of it."""
+
+import time
+from contextlib import AsyncExitStack
+from types import TracebackType
+
+import msgspec
+import structlog
+
+from core import ids
+from gateway.episodes import Episodes, HeldEpisode
+from gateway.idempotency import RecordedAnswer, RecordedAnswers
+from gateway.inference.base import Call
+from gateway.inference.dispatch import Dispatch, Sent
+from gateway.inference.exchange import EngineExchange
+from gateway.inference.request import EPISODE_METADATA, InferenceRequest
+from gateway.inference.threads import Link, Thread, answer_digests, thread_of
+from gateway.limits.base import Admission, Limits
+from gateway.metrics import GatewayMetrics
+from gateway.recorder import Recorder
+
+log = structlog.get_logger(__name__)
+
+
+class InferenceService:
+    """Implements ``gateway.inference.base.Inference``. A failing capture is counted and never shows in an answer."""
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        episodes: Episodes,
+        answers: RecordedAnswers,
+        dispatch: Dispatch,
+        recorder: Recorder,
+        metrics: GatewayMetrics,
+    ) -> None:
+        self.limits = limits
+        self.episodes = episodes
+        self.answers = answers
+        self.dispatch = dispatch
+        self.recorder = recorder
+        self.metrics = metrics
+
+    def exchange(self, call: Call, request: InferenceRequest) -> "OpenExchange":
+        """Send a request; inside the block its answer has begun. Raises as ``Inference.exchange``."""
+        return OpenExchange(self, call, request)
+
+
+class OpenExchange:
+    """The block of one call. A class, because a generator-based context manager costs several microseconds."""
+
+    __slots__ = (
+        "_admission",
+        "_call",
+        "_exchange",
+        "_link",
+        "_repeated",
+        "_request",
+        "_sent",
+        "_service",
+        "_stack",
+        "_thread",
+    )
+
+    def __init__(self, service: InferenceService, call: Call, request: InferenceRequest) -> None:
+        self._service = service
+        self._call = call
+        self._request = request
+        self._stack: AsyncExitStack | None = None
+        self._admission: Admission | None = None
+        self._sent: Sent | None = None
+        self._exchange: EngineExchange | None = None
+        self._repeated: RecordedAnswer | None = None
+        self._thread: Thread | None = None
+        self._link: Link | None = None
+
+    async def __aenter__(self) -> EngineExchange:
+        """Everything up to the head of the engine's response."""
+        started_at, clock = time.time(), time.perf_counter()
+        try:
+            if self._call.idempotency_key is not None:
+                await self._wait_for_turn(self._call.idempotency_key)
+            return await self._open(started_at, clock)
+        except BaseException:
+            await self._release()
+            raise
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Give everything back, and record what was answered."""
+        try:
+            if self._exchange is not None:
+                self._settle(self._exchange)
+                if self._exchange.answered:
+                    self._record(self._exchange)
+                await self._exchange.finish_reading()
+        finally:
+            await self._release()
+
+    async def _wait_for_turn(self, key: str) -> None:
+        service, tenant_id = self._service, self._call.caller.key.tenant_id
+        self._stack = AsyncExitStack()
+        await self._stack.enter_async_context(service.answers.one_at_a_time(tenant_id, key))
+        self._repeated = service.answers.recall(tenant_id, key, self._request.choices)
+
+    async def _open(self, started_at: float, clock: float) -> EngineExchange:
+        service, call, request = self._service, self._call, self._request
+        caller = call.caller
+        self._admission = await service.limits.admit(
+            caller, request.model_text, stream=request.stream, tokens=request.most_tokens
+        )
+        repeated = self._repeated
+        held = await self._find_episode()
+        if not held.may_train:
+            call.may_train = False
+        keeps = call.consent or call.store
+        plan = request.plan if keeps else request.plan.without_content()
+        sent = self._sent = await service.dispatch.send(request, held, plan)
+        service.episodes.began(held, sent.target.policy, sent.target.version)
+        self._exchange = EngineExchange(
+            call=call,
+            request=request,
+            target=sent.target,
+            response=sent.response,
+            held=held,
+            index=-1 if repeated is None else repeated.index,
+            turn_ids=(
+                tuple([ids.new_id(ids.TURN) for _ in range(request.choices)])
+                if repeated is None
+                else repeated.turn_ids
+            ),
+            keeps_content=keeps,
+            metrics=service.metrics,
+            started_at=started_at,
+            clock=clock,
+            limit_headers=self._admission.headers,
+        )
+        return self._exchange
+
+    async def _find_episode(self) -> HeldEpisode:
+        """The Episode that is named, else the one that the messages continue.
+
+        Nothing is derived from the messages of a call of which no content is kept.
+        """
+        service, call, named = self._service, self._call, self._episode_id()
+        key = call.caller.key
+        if call.consent or call.store:
+            self._thread = thread_of(key.tenant_id, self._request, call.surface)
+        if self._thread is None:
+            return await service.episodes.find(key, named)
+        if named is None:
+            held, self._link = await service.episodes.continued(key, self._thread)
+            return held
+        held = await service.episodes.find(key, named)
+        if held.next_index > 0:
+            self._link = await service.episodes.link_of(key, self._thread)
+        return held
+
+    def _episode_id(self) -> str | None:
+        if self._repeated is not None:
+            return self._repeated.episode_id
+        if self._call.episode_id is not None:
+            return self._call.episode_id
+        named = self._request.metadata.get(EPISODE_METADATA)
+        return named if isinstance(named, str) and named else None
+
+    def _settle(self, exchange: EngineExchange) -> None:
+        usage = exchange.usage
+        if self._admission is None or not exchange.answered:
+            return
+        if usage is not None:
+            self._admission.settle(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens)
+        else:
+            # A stream that was left before its usage came: its events are about as many as its tokens.
+            self._admission.settle(
+                prompt_tokens=self._request.prompt_tokens_estimate, completion_tokens=exchange.events_seen
+            )
+
+    def _record(self, exchange: EngineExchange) -> None:
+        """Hand over to the recorder; nothing that goes wrong here may reach the client."""
+        service, call = self._service, self._call
+        try:
+            if exchange.index < 0:
+                exchange.index = exchange.held.take_index()
+            captured = exchange.captured()
+            if self._link is not None and self._link.episode_id == exchange.episode_id:
+                captured.parent_turn_id = self._link.turn_id
+            if self._thread is not None and exchange.broken is None:
+                captured.threads = self._threads_of(self._thread, exchange)
+                service.episodes.answered(exchange.held, captured.threads, exchange.turn_ids)
+            if service.recorder.record(captured):
+                exchange.held.new = False
+            if call.idempotency_key is not None and exchange.broken is None:
+                answer = RecordedAnswer(exchange.episode_id, exchange.index, exchange.turn_ids, time.monotonic())
+                service.answers.remember(call.caller.key.tenant_id, call.idempotency_key, answer)
+        except Exception as error:
+            service.metrics.capture_failures.labels("hand_over").inc()
+            log.exception("capture_failed", request_id=call.request_id, error=repr(error))
+
+    def _threads_of(self, thread: Thread, exchange: EngineExchange) -> list[str]:
+        try:
+            digests = answer_digests(thread, exchange.payloads)
+        except msgspec.DecodeError as error:
+            # Whatever the engine sent, the Turn is judged when it is built.
+            log.warning("answer_unreadable", request_id=self._call.request_id, error=str(error))
+            return []
+        return [digests.get(choice, "") for choice in range(len(exchange.turn_ids))]
+
+    async def _release(self) -> None:
+        if self._sent is not None:
+            self._service.dispatch.close(self._sent)
+            self._sent = None
+        if self._admission is not None:
+            self._admission.release()
+            self._admission = None
+        if self._stack is not None:
+            await self._stack.aclose()
+            self._stack = None

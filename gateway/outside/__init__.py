@@ -1,0 +1,1 @@
+"""Outside models, reached through the LiteLLM library and treated like one more engine."""

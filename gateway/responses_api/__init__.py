@@ -1,0 +1,1 @@
+"""The OpenAI Responses API, on top of chat completions."""

@@ -1,0 +1,327 @@
+"""One kept-alive HTTP/1.1 connection to an engine: bytes out in one write, an answer's head and body in."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final, cast
+
+import httptools
+
+from core.errors import EngineError, HoneError
+from gateway.upstream.base import Unreachable, too_slow
+
+UNREAD_BYTES: Final = 256 * 1024
+"""Above this many body bytes that nobody has read, nothing more is read from the network."""
+LARGEST_HEAD_BYTES: Final = 64 * 1024
+"""Longest head of an answer, interim answers included; also the longest framing between two body parts."""
+
+_HEAD: Final = 0
+_PART: Final = 1
+_WHOLE: Final = 2
+_BODILESS: Final = frozenset({204, 304})
+
+
+class EngineConnection(asyncio.Protocol):
+    """One exchange at a time: ``ask``, ``head``, then ``part`` or ``whole``. The pool decides what comes after.
+
+    Only one task may wait on a connection at any time.
+    """
+
+    __slots__ = (
+        "_asking",
+        "_broken",
+        "_chunks",
+        "_error",
+        "_framing_bytes",
+        "_gone",
+        "_head_done",
+        "_headless",
+        "_loop",
+        "_on_lost",
+        "_parser",
+        "_paused",
+        "_surplus",
+        "_transport",
+        "_unread",
+        "_waiter",
+        "_wanted",
+        "answered",
+        "ended",
+        "headers",
+        "keep_alive",
+        "kept_at",
+        "key",
+        "silent_sweeps",
+        "status",
+        "touched",
+    )
+
+    def __init__(
+        self,
+        key: tuple[str, int, bool],
+        *,
+        loop: asyncio.AbstractEventLoop,
+        on_lost: "Callable[[EngineConnection], None]",
+    ) -> None:
+        self.key = key
+        self.kept_at = 0.0
+        self.silent_sweeps = 0
+        self._loop = loop
+        self._on_lost = on_lost
+        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+        self._transport: asyncio.Transport | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._wanted = _HEAD
+        self._gone = False
+        self._asking = False
+        self._reset(headless=False)
+
+    def _reset(self, *, headless: bool) -> None:
+        self.status = 0
+        self.headers: dict[bytes, bytes] = {}
+        self.answered = False
+        self.ended = False
+        self.touched = False
+        self.keep_alive = False
+        self._headless = headless
+        self._head_done = False
+        self._surplus = False
+        self._framing_bytes = 0
+        self._chunks: list[bytes] = []
+        self._unread = 0
+        self._paused = False
+        self._error: HoneError | None = None
+        self._broken: str | None = None
+
+    # What the pool and the response call
+
+    @property
+    def usable(self) -> bool:
+        """Whether another request may be written to it."""
+        return not self._gone and self._transport is not None and not self._transport.is_closing()
+
+    @property
+    def reusable(self) -> bool:
+        """Whether the exchange ended so that the next one may follow on this connection."""
+        return (
+            self.ended
+            and self.keep_alive
+            and not self._surplus
+            and self.usable
+            and self._transport is not None
+            and self._transport.get_write_buffer_size() == 0
+        )
+
+    @property
+    def waiting(self) -> bool:
+        """Whether a task waits for the engine."""
+        return self._waiter is not None
+
+    def ask(self, request: bytes, *, headless: bool = False) -> None:
+        """Write a whole request. ``headless``: its answer has no body, whatever its head says (HEAD)."""
+        self._reset(headless=headless)
+        self._asking = True
+        if self._transport is not None:
+            self._transport.write(request)
+
+    async def head(self) -> None:
+        """Wait for the answer's head. Raises Unreachable or EngineError."""
+        while not self._head_done:
+            self._raise_failure(EngineError if self._error is not None else Unreachable)
+            await self._wait(_HEAD)
+
+    async def part(self) -> bytes:
+        """All body bytes that arrived since the last call; empty at the end. Raises EngineError."""
+        while not self._chunks:
+            if self.ended:
+                return b""
+            self._raise_failure(EngineError)
+            await self._wait(_PART)
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
+        self._unread = 0
+        self._resume()
+        return data
+
+    async def whole(self) -> bytes:
+        """The rest of the body. Raises Unreachable when the connection breaks first, EngineError otherwise."""
+        while not self.ended:
+            self._raise_failure(Unreachable)
+            self._wanted = _WHOLE
+            self._resume()
+            await self._wait(_WHOLE)
+        data = b"".join(self._chunks)
+        self._chunks.clear()
+        self._unread = 0
+        return data
+
+    def keep(self) -> None:
+        """The exchange is over; until the next ``ask`` the engine has nothing to say."""
+        self._asking = False
+        self.kept_at = self._loop.time()
+        self._resume()
+        self._chunks = []
+
+    def time_out(self, seconds: float) -> None:
+        """The engine was silent for too long: fail the task that waits."""
+        self._fail(too_slow(seconds))
+
+    def abort(self) -> None:
+        """Close at once: only that stops the engine's sampling."""
+        self._gone = True
+        if self._transport is not None:
+            self._transport.abort()
+
+    def _raise_failure(self, kind: type[EngineError] | type[Unreachable]) -> None:
+        if self._error is not None:
+            raise self._error
+        if self._broken is not None:
+            if kind is Unreachable:
+                raise Unreachable(f"{self.key[0]}:{self.key[1]} {self._broken}")
+            raise EngineError(f"the engine {self._broken}", hint="send the request again")
+
+    async def _wait(self, wanted: int) -> None:
+        self._wanted = wanted
+        self.silent_sweeps = 0
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def _wake(self) -> None:
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def _resume(self) -> None:
+        if self._paused and self._transport is not None:
+            self._paused = False
+            self._transport.resume_reading()
+
+    def _fail(self, error: HoneError | None = None, *, broken: str | None = None) -> None:
+        if self._error is None and self._broken is None and not self.ended:
+            self._error, self._broken = error, broken
+        self.abort()
+        self._wake()
+
+    # asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Remember the transport."""
+        # uvloop's transports are no subclasses of asyncio's.
+        self._transport = cast(asyncio.Transport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        """Parse, and wake the task that waits when there is what it waits for."""
+        parser = self._parser
+        if not self._asking or parser is None:
+            # Nothing was asked: whatever this is, it must not become the answer to the next request.
+            self.abort()
+            return
+        self.touched = True
+        self.silent_sweeps = 0
+        unread = self._unread
+        try:
+            parser.feed_data(data)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            self._on_garbage(error)
+            return
+        if self._unread == unread:
+            self._framing_bytes += len(data)
+            if self._framing_bytes > LARGEST_HEAD_BYTES and not self.ended:
+                self._fail(EngineError(f"the engine's answer has more than {LARGEST_HEAD_BYTES} bytes of head"))
+                return
+        if self._waiter is not None and (
+            self.ended or (self._wanted == _PART and self._chunks) or (self._wanted == _HEAD and self._head_done)
+        ):
+            self._wake()
+
+    def eof_received(self) -> bool:
+        """The end of a body without a length; the transport closes itself."""
+        if self._head_done and not self.ended and self._lasts_until_close():
+            self.ended = True
+        self._gone = True
+        return False
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Fail the exchange unless it has ended."""
+        self._gone = True
+        self._parser = None  # breaks the cycle of parser and callbacks
+        if self._asking and not self.ended and self._error is None and self._broken is None:
+            self._broken = "closed the connection" if exc is None else f"broke the connection: {exc}"
+        self._on_lost(self)
+        self._wake()
+
+    # httptools callbacks
+
+    def on_message_begin(self) -> None:
+        """A message after the one that was asked for is a fault of the engine's."""
+        if self.ended:
+            self._surplus = True
+
+    def on_status(self, _reason: bytes) -> None:
+        """A status line was read."""
+        self.answered = True
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which nobody wants."""
+        self.answered = True
+        if not self._head_done:
+            self.headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head of an answer, or of an interim one."""
+        parser = self._parser
+        if self.ended or parser is None:
+            return
+        self.answered = True
+        status = parser.get_status_code()
+        if 100 <= status < 200:
+            self.headers = {}
+            return
+        self.status = status
+        self._head_done = True
+        if self._headless:
+            # The parser waits for the body that the head announces: the connection is of no further use.
+            self.ended = True
+            self._surplus = True
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        if self.ended:
+            self._surplus = True
+            return
+        self._chunks.append(body)
+        self._unread += len(body)
+        if (
+            self._unread > UNREAD_BYTES
+            and self._wanted != _WHOLE
+            and not self._paused
+            and self._transport is not None
+        ):
+            self._paused = True
+            self._transport.pause_reading()
+
+    def on_message_complete(self) -> None:
+        """The end of the body, or of an interim answer."""
+        if self._head_done and not self.ended and self._parser is not None:
+            self.ended = True
+            self.keep_alive = self._parser.should_keep_alive()
+
+    def _lasts_until_close(self) -> bool:
+        headers = self.headers
+        return (
+            self.status not in _BODILESS
+            and b"content-length" not in headers
+            and b"chunked" not in headers.get(b"transfer-encoding", b"").lower()
+        )
+
+    def _on_garbage(self, error: Exception) -> None:
+        self._surplus = True
+        if self.ended:
+            self._wake()
+        elif self.answered:
+            self._fail(EngineError(f"the engine's answer is not HTTP: {error}"))
+        else:
+            self._fail(broken=f"does not speak HTTP: {error}")

@@ -1,0 +1,1 @@
+"""The tool service: sandbox sessions over HTTP, for tools that run between two calls of a model."""

@@ -1,0 +1,1 @@
+"""What the tool service runs inside its boxes."""
