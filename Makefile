@@ -22,6 +22,7 @@ demo: install ## Serve, record, judge, train, swap, compare, promote: the whole 
 	@$(VENV)/bin/hone demo --seed $(SEED) $(if $(KEEP),--keep)
 
 test: check ## All checks and all tests
+	@scripts/install.sh clients
 	@$(PYTHON) -m pytest -q
 
 check: install lint types imports architecture ## Style, types, import directions, documents
@@ -45,7 +46,7 @@ lock: ## Resolve the locked requirements again (needs uv)
 docs: install ## Write the generated documents again
 	@$(VENV)/bin/hone config reference > docs/configuration.md
 
-bench-gateway: install ## Measure the gateway beside others (30 minutes); writes bench/results and docs/benchmarks.md
+bench-gateway: install ## Measure the gateway beside others (20 minutes); writes bench/results and docs/benchmarks.md
 	@scripts/install.sh bench
 	@$(PYTHON) -m bench.gateway.run
 
@@ -54,4 +55,4 @@ bench-gateway-quick: install ## Try every part of that benchmark in short window
 	@$(PYTHON) -m bench.gateway.run --quick
 
 clean: ## Remove environments, caches and local data
-	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench .venv-clients tests/clients/node/node_modules bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -5,12 +5,17 @@ by creation time and need no coordination between processes. Source: https://git
 """
 
 import os
+import random
 import time
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 # Two characters at a time: ids are made several times in every request.
 _PAIRS = tuple(first + second for first in _ALPHABET for second in _ALPHABET)
 _SHIFTS = range(120, -1, -10)
+# Seeded once by the system: asking it for every id would cost a system call each. Not the ``random`` module's own
+# generator, which anybody may seed. Ids are names and never secrets.
+_RANDOM = random.Random()
+os.register_at_fork(after_in_child=_RANDOM.seed)
 
 EPISODE = "ep"
 TURN = "turn"
@@ -37,7 +42,7 @@ FEEDBACK = "fb"
 
 def new_id(prefix: str) -> str:
     """A fresh id such as ``ep_01k…`` (26 characters after the prefix)."""
-    value = (int(time.time() * 1000) << 80) | int.from_bytes(os.urandom(10))
+    value = (int(time.time() * 1000) << 80) | _RANDOM.getrandbits(80)
     return f"{prefix}_{''.join([_PAIRS[(value >> shift) & 1023] for shift in _SHIFTS])}"
 
 

@@ -14,6 +14,7 @@ from gateway.auth import Authenticator
 from gateway.episodes import Episodes
 from gateway.errors import install_error_handlers
 from gateway.hosted_tools.tools import SandboxedTools
+from gateway.http.protocol import HotProtocol, hot_protocol
 from gateway.idempotency import RecordedAnswers
 from gateway.inference.dispatch import Dispatch
 from gateway.inference.request import Endpoint
@@ -70,6 +71,15 @@ def create_app(config: HoneConfig, store: Store, *, registry: CollectorRegistry)
         hot_paths={("POST", route.path): route.app for route in routes},
     )
     return app
+
+
+def http_protocol(app: FastAPI) -> type[HotProtocol]:
+    """The class for ``uvicorn.Config(http=…)`` that answers the hot routes of an app made here past ASGI."""
+    gateway: Gateway = app.state.gateway
+    return hot_protocol(
+        {path.encode(): handler for path, handler in gateway.hot_handlers.items()},
+        request_read_seconds=gateway.config.gateway.request_read_seconds,
+    )
 
 
 def _assemble(config: HoneConfig, store: Store, registry: CollectorRegistry) -> Gateway:

@@ -24,6 +24,8 @@ IDLE_SECONDS = 3600.0
 """After this time without a Turn an Episode's version is no longer remembered here."""
 _MOST_HELD = 10_000
 _LOOKUP_TIMEOUT_SECONDS = 2.0
+_ABSENT_SECONDS = 5.0
+"""How long a conversation that the store does not know is not asked for again."""
 
 
 @dataclass(slots=True)
@@ -66,6 +68,8 @@ class Episodes:
         self._grace_seconds = 2 * config.gateway.recorder_flush_seconds + 0.1
         self._held: OrderedDict[str, HeldEpisode] = OrderedDict()
         self._threads = ThreadIndex()
+        self._absent: OrderedDict[str, float] = OrderedDict()
+        """Conversations that the store did not know, and when it said so."""
 
     async def find(self, key: ApiKey, episode_id: str | None) -> HeldEpisode:
         """The Episode named by a request's header, or a new one where none is named.
@@ -128,6 +132,9 @@ class Episodes:
         if link is not None:
             return link
         digests = [digest.hex() for digest in thread.answered]
+        now = time.monotonic()
+        if now - self._absent.get(digests[0], -_ABSENT_SECONDS) < _ABSENT_SECONDS:
+            return None
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS), self._store.reading() as work:
                 found = await work.turns.by_thread(key.tenant_id, digests)
@@ -135,7 +142,12 @@ class Episodes:
             self._metrics.capture_failures.labels("thread_lookup").inc()
             log.warning("thread_lookup_failed", error=f"{type(error).__name__}: {error}")
             return None
-        return None if found is None else Link(*found)
+        if found is not None:
+            return Link(*found)
+        self._absent[digests[0]] = now
+        while len(self._absent) > _MOST_HELD:
+            self._absent.popitem(last=False)
+        return None
 
     def answered(self, held: HeldEpisode, threads: Sequence[str], turn_ids: Sequence[str]) -> None:
         """Remember by which conversations the answers of a request will be recognised."""

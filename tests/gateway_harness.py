@@ -19,7 +19,7 @@ from core.config.schema import HoneConfig
 from core.policy import Base, Policy, PolicyVersion, ProbeResult, ServingStatus
 from core.turn import Turn
 from core.variant import Deployment, DeploymentStatus, LoadedVersion, Variant
-from gateway.app import create_app
+from gateway.app import create_app, http_protocol
 from gateway.release import base_release
 from gateway.state import Gateway
 from serving.engines.fake import FakeEngineServer
@@ -176,7 +176,7 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, http="httptools", lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=5
+            app, http=http_protocol(app), lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=5
         )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

@@ -1,6 +1,5 @@
 """The gateways that are compared: how each is configured, started on the gateway's core, and kept quiet."""
 
-import os
 import shutil
 import signal
 import subprocess
@@ -8,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from bench.gateway.load import Target
-from bench.gateway.machine import GATEWAY_CORE, pinned, signal_tree
+from bench.gateway.machine import GATEWAY_CORE, clean_environment, pinned, signal_tree
 from bench.gateway.native import HERE, free_port, wait_for
 
 KEY = "sk-bench"
@@ -71,7 +70,7 @@ class Server:
                 pinned(GATEWAY_CORE, command),
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **(environment or {})},
+                env=clean_environment(environment),
             )
 
     @property

@@ -7,11 +7,18 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from bench.gateway.machine import GATEWAY_CORE, LOAD_CORE, core_busy_seconds, pinned, tree_cpu_seconds
+from bench.gateway.machine import (
+    GATEWAY_CORE,
+    LOAD_CORE,
+    core_busy_seconds,
+    pinned,
+    process_cpu_seconds,
+    tree_cpu_seconds,
+)
 from bench.gateway.native import BUILD
 
 NOISE = 0.12
-"""Largest share of the gateway's core that others may take in a window that counts as quiet."""
+"""Largest share of either core that others may take in a window that counts as quiet."""
 TRIES = 4
 _QUIET_SECONDS = 0.3
 _LONGEST_WAIT_SECONDS = 10.0
@@ -63,15 +70,30 @@ class Window:
     foreign_share: float
     """Of the gateway's core, by anything else."""
     load_core_share: float
+    """Of the other core, by anything."""
+    load_core_foreign_share: float
+    """Of the other core, by anything but the mock engine and the load generator."""
     detail: dict[str, Any]
     counters: Path | None = None
     tries: int = 1
     quiet: bool = field(default=True)
 
+    @property
+    def noise(self) -> float:
+        """The larger share of a core that others took."""
+        return max(self.foreign_share, self.load_core_foreign_share)
+
     def percentile(self, name: str, which: str) -> float | None:
         """Milliseconds, such as ``("latency", "p50")``; None where nothing was seen."""
         found = self.detail.get(f"{name}_ms")
         return None if found is None else float(found[which])
+
+
+_SYSTEM = (
+    "You are a careful coding agent. Answer briefly, call a tool where it knows more than you do, never guess what a "
+    "file holds, and say what you have changed and why when you are done with the task that you were given by the "
+    "user, in two sentences."
+)
 
 
 def request_body(workload: Workload, model: str) -> bytes:
@@ -81,7 +103,7 @@ def request_body(workload: Workload, model: str) -> bytes:
     body: dict[str, Any] = {
         "model": model,
         "messages": [
-            {"role": "system", "content": "You are a careful coding agent. Answer briefly; call tools."},
+            {"role": "system", "content": _SYSTEM},
             {"role": "user", "content": text + "What is the weather in Paris?"},
             {"role": "assistant", "content": text},
             {"role": "user", "content": text + "Go on, and say why. (@@@@@@@@)"},
@@ -130,8 +152,8 @@ class LoadGenerator:
                 self._wait_until_quiet()
             window = self.once(target, workload)
             window.tries = attempt
-            window.quiet = window.foreign_share <= NOISE
-            if best is None or window.foreign_share < best.foreign_share:
+            window.quiet = window.noise <= NOISE
+            if best is None or window.noise < best.noise:
                 best = replace(window)
             if window.quiet:
                 break
@@ -143,13 +165,14 @@ class LoadGenerator:
         process, counters = self._start(target, workload)
         assert process.stdout is not None
         self._expect(process, "start")
-        began = self._sample(target)
+        began = self._sample(target, process.pid)
         self._expect(process, "stop")
-        ended = self._sample(target)
+        ended = self._sample(target, process.pid)
         detail = json.loads(process.stdout.read())
         detail["complaint"] = self._errors.read_text()
+        detail["stream"] = workload.stream
         process.wait()
-        wall, cpu, core, load_core = (after - before for before, after in zip(began, ended, strict=True))
+        wall, cpu, core, load_core, harness = (after - before for before, after in zip(began, ended, strict=True))
         seconds, requests, events = detail["seconds"], detail["requests"], detail["events"]
         return Window(
             target=target.name,
@@ -161,6 +184,7 @@ class LoadGenerator:
             cpu_share=cpu / wall,
             foreign_share=max(0.0, core - cpu) / wall,
             load_core_share=load_core / wall,
+            load_core_foreign_share=max(0.0, load_core - harness) / wall,
             detail=detail,
             counters=counters,
         )
@@ -205,13 +229,13 @@ class LoadGenerator:
             process.kill()
             raise RuntimeError(f"the load generator said {found!r} instead of {line!r}: {self._errors.read_text()}")
 
-    @staticmethod
-    def _sample(target: Target) -> tuple[float, float, float, float]:
+    def _sample(self, target: Target, load_pid: int) -> tuple[float, ...]:
         return (
             time.monotonic(),
             tree_cpu_seconds(target.pid) if target.pid else 0.0,
             core_busy_seconds(GATEWAY_CORE),
             core_busy_seconds(LOAD_CORE),
+            process_cpu_seconds(self._mock_pid) + process_cpu_seconds(load_pid),
         )
 
     @staticmethod

@@ -38,6 +38,12 @@ def tree(pid: int) -> list[psutil.Process]:
     return found
 
 
+def process_cpu_seconds(pid: int) -> float:
+    """User and system time of one process."""
+    times = psutil.Process(pid).cpu_times()
+    return float(times.user + times.system)
+
+
 def tree_cpu_seconds(pid: int) -> float:
     """User and system time of a process tree."""
     total = 0.0
@@ -68,6 +74,12 @@ def signal_tree(pid: int, number: signal.Signals) -> None:
             process.send_signal(number)
         except psutil.NoSuchProcess:
             continue
+
+
+def clean_environment(more: dict[str, str] | None = None) -> dict[str, str]:
+    """The environment without the configuration of a Hone that may be installed here."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HONE_")}
+    return kept | (more or {})
 
 
 def pinned(core: int, command: list[str]) -> list[str]:

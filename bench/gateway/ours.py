@@ -16,7 +16,7 @@ import psutil
 
 from bench.gateway.candidates import Server
 from bench.gateway.load import Target, Window
-from bench.gateway.machine import LOAD_CORE, pinned
+from bench.gateway.machine import LOAD_CORE, clean_environment, pinned
 from bench.gateway.native import free_port, logprobs, token_ids
 from core.access import Allowance, ApiKey, Scope, Tenant, hash_key, mint_key
 from core.config.load import load_config
@@ -197,7 +197,7 @@ class Hone:
         """Run the recorder on the load core until all is in the store: the Turns added, and its CPU µs per Turn."""
         before = len(self._stored_ids())
         command = [sys.executable, "-m", "hone.processes.recorder"]
-        process = subprocess.Popen(pinned(LOAD_CORE, command), env={**os.environ, **self._environment})
+        process = subprocess.Popen(pinned(LOAD_CORE, command), env=clean_environment(self._environment))
         try:
             handle, began, last, still = psutil.Process(process.pid), 0.0, before, 0
             until = time.monotonic() + _DRAIN_SECONDS

@@ -10,7 +10,7 @@ from bench.gateway.results import met
 _INTRODUCTION = """# Benchmarks
 
 `make bench-gateway` measures the gateway beside others in one run and writes this file and
-`bench/results/gateway.json`. `make bench-gateway-quick` tries every part of it in two minutes and writes neither.
+`bench/results/gateway.json`. `make bench-gateway-quick` tries every part of it in short windows and writes neither.
 
 ## What is compared, and how
 
@@ -26,7 +26,7 @@ _INTRODUCTION = """# Benchmarks
 - **vllm-router** (`--policy round_robin`) and **nginx** (one worker, keep-alive, no buffering) forward the plain
   answer. **litellm**: the proxy with one worker and no database; **litellm-logged**: with a success callback that
   writes batches to SQLite. **fastapi-httpx**: the pass-through that people write first.
-- A window counts as quiet when others take at most 12% of the gateway's core; noisy ones are repeated, and a row
+- A window counts as quiet when others take at most 12% of either core; noisy ones are repeated, and a row
   that has only noisy ones is marked with `*`. *Added* is over asking the engine directly.
 - An event's delay is the time from the engine's `send` to the client's `recv`, for every event. In the rows without a
   pause it is mostly time in the queues of a saturated machine.
@@ -70,6 +70,11 @@ def further(results: dict[str, Any]) -> list[str]:
             f"{recording['high']:.1f}), measured as `Journal.append` and `Journal.write` of {recording['records']} "
             "real calls, each written by itself"
         )
+    lines += [
+        f"CPU time of a request at c=64: {one['cpu_us_per_request']:.0f} µs ({one['target']})"
+        for one in tables["rows"]
+        if one["workload"] == "json c=64" and one["target"].startswith("hone")
+    ]
     if drain["turns"]:
         lines.append(f"recorder: {drain['us_per_turn']:.0f} µs of CPU time a Turn on the other core")
     if memory["mb"]:

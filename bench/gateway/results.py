@@ -41,7 +41,7 @@ def row(findings: Findings, target: str, workload: str) -> dict[str, Any] | None
     windows = findings.of(target, workload)
     if not windows:
         return None
-    streams = windows[0].detail["first_event_ms"] is not None
+    streams = windows[0].detail["stream"]
     direct = findings.of(DIRECT, workload)
     rates = [window.requests_per_second for window in windows]
     found: dict[str, Any] = {
@@ -60,7 +60,7 @@ def row(findings: Findings, target: str, workload: str) -> dict[str, Any] | None
         "mismatched": sum(window.detail["mismatched"] for window in windows),
         "core_share": round(median(window.cpu_share for window in windows), 2),
         "load_core_share": round(median(window.load_core_share for window in windows), 2),
-        "foreign_share": round(max(window.foreign_share for window in windows), 2),
+        "foreign_share": round(max(window.noise for window in windows), 2),
         "quiet": all(window.quiet for window in windows),
     }
     if streams:

@@ -226,7 +226,7 @@ def _line(window: Window) -> str:
     )
     return (
         f"{window.target:18} {window.workload:24} {rate}  p50 {p50} ms  core {window.cpu_share:.0%}  "
-        f"foreign {window.foreign_share:.0%}{noise}{trouble}"
+        f"foreign {window.noise:.0%}{noise}{trouble}"
     )
 
 

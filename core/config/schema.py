@@ -115,6 +115,12 @@ class EngineSection(Section):
     """Longest time that an engine may take to become healthy."""
     omp_threads: int = Field(default=0, ge=0)
     """OpenMP threads of a CPU engine; 0: all cores."""
+    tool_call_parser: str = "auto"
+    """vLLM's parser of tool calls, such as ``hermes``; ``auto``: the demo's Base has one; empty: none."""
+    reasoning_parser: str = ""
+    """vLLM's parser that keeps reasoning apart from the answer, such as ``qwen3``; empty: none."""
+    chat_template: str = "auto"
+    """Jinja file for conversations; ``auto``: the demo's Base gets one that knows tools; empty: the model's own."""
     extra_args: tuple[str, ...] = ()
     """Further arguments for vLLM, as they stand."""
 
@@ -166,8 +172,8 @@ class OutsideSection(Section):
 
     providers: dict[str, OutsideProvider] = Field(default_factory=dict)
     """LiteLLM's prefix of a model name, such as ``openai`` or ``anthropic`` → that provider; others are refused."""
-    preload: bool = False
-    """Import LiteLLM when the gateway starts (several seconds) instead of at the first request for such a model."""
+    preload: bool = True
+    """Import LiteLLM (several seconds) when a gateway with providers starts, not at the first request for one of them."""
 
 
 class SandboxSection(Section):

@@ -313,6 +313,10 @@ class HotProtocol(HttpToolsProtocol):
         else:
             if not request.response_complete and not request.left:
                 self._on_crash(request, RuntimeError("the handler ended without a whole answer"))
+        finally:
+            # An idle connection remembers its last request: that must not keep a large body in memory.
+            request.body = b""
+            request.task = None
 
     def _on_crash(self, request: HotRequest, error: Exception) -> None:
         request_id = ids.new_id(ids.REQUEST)

@@ -65,6 +65,7 @@ class LeasedLimits:
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
+        self._flushing = asyncio.Lock()
         self._stopping = False
 
     async def start(self) -> None:
@@ -121,13 +122,14 @@ class LeasedLimits:
 
     async def flush(self) -> None:
         """Tell the counters and the store everything that they do not know yet."""
-        usages = self._book.snapshot()
-        # In this order: what the store knows must not reach the counters twice.
-        await self._sharing.tell()
-        try:
-            await self._book.write(usages)
-        except StoreError as error:
-            log.warning("usage_not_written", error=str(error))
+        async with self._flushing:
+            usages = self._book.snapshot()
+            # In this order: what the store knows must not reach the counters twice.
+            await self._sharing.tell()
+            try:
+                await self._book.write(usages)
+            except StoreError as error:
+                log.warning("usage_not_written", error=str(error))
 
     async def _lease(self, plan: _Plan, wanted: list[tuple[Line, int]]) -> None:
         """Lease what the request lacks; raises RateLimited. On return all lines cover it, without an await since."""

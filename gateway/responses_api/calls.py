@@ -4,12 +4,13 @@ import base64
 import json
 from typing import Any
 
-import pydantic_core
+from pydantic import TypeAdapter
 
 from gateway.hosted_tools.base import CommandOutcome, ToolDefinition, ToolOutcome
 from gateway.responses_api.tools import LOCAL_SHELL
 from gateway.responses_api.writer import ResponseWriter
 
+_ARGUMENTS = TypeAdapter(dict[str, Any])
 _LONGEST_PARTIAL = 32_768
 """Beyond this many characters of arguments, code is shown whole at its end and not piece by piece."""
 
@@ -208,10 +209,10 @@ class CodeCall(OpenCall):
         if len(self.arguments) > _LONGEST_PARTIAL:
             return
         try:
-            value = pydantic_core.from_json(self.arguments, allow_partial="trailing-strings")
+            value = _ARGUMENTS.validate_json(self.arguments, experimental_allow_partial="trailing-strings")
         except ValueError:
             return
-        code = value.get("code") if isinstance(value, dict) else None
+        code = value.get("code")
         # A surrogate pair that is cut in two reads otherwise once its second half is there.
         if isinstance(code, str) and code.startswith(self._code):
             self._show(code)

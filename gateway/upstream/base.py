@@ -5,7 +5,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 from core.config.schema import HoneConfig
-from core.errors import EngineError, EngineTimeout
+from core.errors import EngineTimeout
 
 NOT_HERE = frozenset({404, 502, 503, 504})
 """Answers by which a replica says that it is away, or that it has just unloaded the version."""

@@ -1,12 +1,13 @@
-"""The gateway process: uvicorn with uvloop and httptools around ``gateway.app``."""
+"""The gateway process: uvicorn with uvloop and the gateway's own HTTP protocol around ``gateway.app``."""
 
 import asyncio
 
 import uvicorn
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
-from gateway.app import create_app
+from gateway.app import create_app, http_protocol
 from hone.http_server import QuietServer, listen
 from hone.local_keys import with_tools_key
 from hone.processes.recorder import recorder_beside
@@ -26,8 +27,7 @@ async def _answer(config: HoneConfig, store: Store, registry: CollectorRegistry,
     server = QuietServer(
         uvicorn.Config(
             app,
-            loop="uvloop",
-            http="httptools",
+            http=http_protocol(app),
             access_log=False,
             log_level="warning",
             proxy_headers=False,
@@ -45,7 +45,8 @@ async def _answer(config: HoneConfig, store: Store, registry: CollectorRegistry,
 
 def main() -> None:
     """Entry point of ``python -m hone.processes.gateway``."""
-    run_process("gateway", serve)
+    import gc; gc.disable()
+    run_process("gateway", serve, loop_factory=uvloop.new_event_loop)
 
 
 if __name__ == "__main__":

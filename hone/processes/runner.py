@@ -27,12 +27,19 @@ Serve = Callable[[HoneConfig, Store, CollectorRegistry, asyncio.Event], Awaitabl
 log = structlog.get_logger(__name__)
 
 
-def run_process(name: str, serve: Serve, *, metrics_port: Callable[[HoneConfig], int] = lambda _: 0) -> None:
+def run_process(
+    name: str,
+    serve: Serve,
+    *,
+    metrics_port: Callable[[HoneConfig], int] = lambda _: 0,
+    loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
+) -> None:
     """Run ``serve`` until SIGTERM or SIGINT; one line and exit 1 when it cannot go on."""
     try:
         config = load_settings()
         configure_logs(config.log, process=name)
-        asyncio.run(_run(name, config, serve, metrics_port(config)))
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(_run(name, config, serve, metrics_port(config)))
     except HoneError as error:
         hint = f" ({error.hint})" if error.hint else ""
         sys.stderr.write(f"hone {name}: {error.message}{hint}\n")

@@ -2,12 +2,15 @@
 
 import asyncio
 import json
+import random
 
 import pytest
+import uvloop
 
 from gateway.http.base import IncomingRequest
 from tests.hot_server import TEXT, echo, hot_server, post, post_chunked
 
+pytestmark = pytest.mark.filterwarnings('ignore:Overriding the "event_loop_policy"')
 HEAD = b"POST /hot HTTP/1.1\r\nHost: a\r\n"
 SMUGGLED = [
     HEAD + b"Content-Length: 4\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\nGET /cold HTTP/1.1\r\nHost: a\r\n\r\n",
@@ -25,6 +28,12 @@ SMUGGLED = [
     b"POST /hot HTTP/1.1\nHost: a\n\nabc",
     b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
 ]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def event_loop_policy(request: pytest.FixtureRequest) -> asyncio.AbstractEventLoopPolicy:
+    """Both event loops: production runs on uvloop, tools and tests on asyncio's own."""
+    return uvloop.EventLoopPolicy() if request.param == "uvloop" else asyncio.DefaultEventLoopPolicy()
 
 
 def error_code(body: bytes) -> str:
@@ -208,3 +217,55 @@ async def test_too_many_requests_at_once() -> None:
         assert error_code(answer.body)
         first.close()
         second.close()
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_no_bytes_bring_the_protocol_down(seed: int) -> None:
+    """Requests with bytes changed, lost or doubled, cut anywhere: answers or a closed connection, never a crash."""
+    generator = random.Random(seed)
+    faults: list[str] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: faults.append(repr(context)))
+
+    async def handler(request: IncomingRequest) -> None:
+        await asyncio.sleep(generator.choice([0, 0, 0.005]))
+        request.start(200, [TEXT])
+        request.write(request.body)
+        request.end()
+
+    good = [
+        post(b"one"),
+        post_chunked(b"two", b"three"),
+        post(b"four", path="/cold"),
+        post_chunked(b"five", path="/cold"),
+        post(b"", "Expect: 100-continue"),
+        b"GET /hot HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /cold HTTP/1.1\r\nHost: a\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n\r\n",
+    ]
+    async with hot_server(handler, own_protocol=True, limits={"request_read_seconds": 0.2}) as server:
+        for _ in range(5):
+            raw = bytearray(b"".join(generator.choices(good, k=6)))
+            for _ in range(generator.choice([0, 1, 3])):
+                place = generator.randrange(len(raw))
+                raw[place : place + generator.choice([0, 1, 2])] = generator.randbytes(generator.choice([0, 1, 5]))
+            client = await server.connect()
+            reading = asyncio.create_task(client.reader.read())
+            try:
+                while raw:
+                    size = generator.randrange(1, 200)
+                    await client.send(bytes(raw[:size]))
+                    del raw[:size]
+                    await asyncio.sleep(0)
+                await asyncio.sleep(generator.choice([0, 0.02, 0.25]))
+                if generator.random() < 0.8:
+                    client.writer.write_eof()
+                else:
+                    client.writer.transport.abort()
+            except OSError:
+                pass
+            (ending,) = await asyncio.gather(asyncio.wait_for(reading, 10), return_exceptions=True)
+            assert not isinstance(ending, TimeoutError)
+            client.close()
+        fresh = await server.connect()
+        assert (await fresh.ask(post(b"still there"))).body == b"still there"
+        fresh.close()
+    assert faults == []

@@ -349,35 +349,6 @@ async def test_an_early_answer_is_an_answer(open_upstream: Open) -> None:
         assert len(server.peers) == 2
 
 
-async def test_bytes_that_nobody_asked_for_do_not_become_an_answer(make_config: Callable[..., HoneConfig]) -> None:
-    """A kept connection on which an engine speaks unasked is dropped, and so is one with a second answer."""
-    # aiohttp does not promise this: it hands such bytes to the next request.
-    upstream = LeanUpstream(config=make_config())
-    await upstream.start()
-    wrong = b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nwrong"
-
-    async def late(peer: Peer) -> None:
-        await peer.request()
-        await peer.send(OK)
-        if peer.number == 0:
-            await peer.send(wrong)
-        while await peer.request():
-            await peer.send(OK)
-
-    async def doubled(peer: Peer) -> None:
-        while await peer.request():
-            await peer.send(OK + wrong if peer.number == 0 else OK)
-
-    for script in (late, doubled):
-        async with scripted(script) as server:
-            assert await fetch(upstream, server.url) == (200, b"ok")
-            await asyncio.sleep(0.05)
-            for _ in range(3):
-                assert await fetch(upstream, server.url) == (200, b"ok")
-            assert len(server.peers) == 2
-    await upstream.stop()
-
-
 async def test_a_large_body_arrives_whole(open_upstream: Open) -> None:
     """Megabytes pass in both directions."""
     upstream = await open_upstream()
@@ -524,18 +495,3 @@ async def test_a_line_break_in_a_header_is_refused(open_upstream: Open) -> None:
         with pytest.raises(ValueError):
             await upstream.send(b"POST", server.url, b"{}", ((b"x-a", b"b\r\nx-c: d"),))
         assert not any(peer.requests for peer in server.peers)
-
-
-async def test_idle_connections_are_closed(
-    make_config: Callable[..., HoneConfig], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The lean client closes a kept connection that nobody has used for the keep-alive time."""
-    monkeypatch.setattr("gateway.upstream.lean_client.KEEP_ALIVE_SECONDS", 0.1)
-    upstream = LeanUpstream(config=make_config({"gateway.request_timeout_seconds": 0.4}))
-    await upstream.start()
-    async with scripted(answering(OK)) as server:
-        assert await fetch(upstream, server.url) == (200, b"ok")
-        assert upstream.open_connections == 1
-        while upstream.open_connections:
-            await asyncio.sleep(0.05)
-    await upstream.stop()

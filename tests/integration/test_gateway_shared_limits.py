@@ -15,6 +15,7 @@ from core.config.schema import HoneConfig
 from core.errors import QuotaExceeded, RateLimited
 from core.usage import month_of
 from gateway.auth import Caller
+from gateway.limits.admission import Admitted
 from gateway.limits.leased import LeasedLimits
 from gateway.metrics import GatewayMetrics
 from store.counters import COUNTED_BUCKETS, Ask, CounterKind
@@ -181,14 +182,16 @@ async def test_a_client_that_leaves_while_it_waits_keeps_nothing(make_limits: Ma
     """Cancelled at any point of its admission, a request holds no stream and no tokens afterwards."""
     gates = [await make_limits() for _ in range(2)]
     who = caller(concurrent_streams=3, tokens_per_month=10_000)
+    (await gates[0].admit(who, "m", stream=True, tokens=10)).release()
     for steps in range(12):
+        # What was free before is told, so that the next request has to ask Redis.
+        await gates[0].flush()
         waiting = asyncio.create_task(gates[0].admit(who, "m", stream=True, tokens=10))
         for _ in range(steps):
             await asyncio.sleep(0)
-        if not waiting.cancel() and not waiting.cancelled():
-            waiting.result().release()
+        waiting.cancel()
         (answer,) = await asyncio.gather(waiting, return_exceptions=True)
-        if not isinstance(answer, BaseException):
+        if isinstance(answer, Admitted):
             answer.release()
     await asyncio.sleep(0.2)
     for gate in gates:

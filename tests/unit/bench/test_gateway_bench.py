@@ -88,9 +88,9 @@ def test_load_generator_accepts_what_the_engine_answers(mock):
     engine, load = mock
     target = Target(name="direct", port=engine.port, pid=0)
     for workload in (
-        Workload("json", 2, seconds=0.1, warmup=0.0),
-        Workload("stream", 2, stream=True, seconds=0.1, warmup=0.0),
-        Workload("paced", 2, stream=True, pace_ms=1, seconds=0.2, warmup=0.0),
+        Workload("json", 2, requests=20, warmup=0.0),
+        Workload("stream", 2, stream=True, requests=20, warmup=0.0),
+        Workload("paced", 2, stream=True, pace_ms=1, requests=4, warmup=0.0),
     ):
         window = load.once(target, workload)
         detail = window.detail
@@ -111,9 +111,9 @@ def test_load_generator_sees_every_difference(mock):
     body = load._folder / "large.json"
     body.write_bytes(request_body(Workload("w", 1, large=True), "base"))
     target = Target(name="direct", port=engine.port, pid=0)
-    honest = load.once(target, Workload("large", 1, large=True, seconds=0.05, warmup=0.0))
+    honest = load.once(target, Workload("large", 1, large=True, requests=5, warmup=0.0))
     assert honest.detail["mismatched"] == 0
-    command = f"{native.BUILD / 'load'} port={engine.port} body={body} seconds=0.05 warmup=0 exact=1"
+    command = f"{native.BUILD / 'load'} port={engine.port} body={body} requests=5 warmup=0 exact=1"
     done = subprocess.run(command.split(), capture_output=True, text=True, check=True)
     detail = json.loads(done.stdout.splitlines()[-1])
     assert detail["mismatched"] == detail["answers_total"] > 0
@@ -162,17 +162,18 @@ def test_content_without_consent_is_noticed():
     assert count.content_without_consent == 2
 
 
-def window(target: str, workload: str, rate: float) -> Window:
-    """A quiet window without streams."""
+def window(target: str, workload: str, rate: float, *, stream: bool = False) -> Window:
+    """A quiet window in which no event came."""
     detail = {
         "errors": 0,
         "mismatched": 0,
         "events_missing": 0,
         "latency_ms": {"p50": 1000 / rate, "p99": 2000 / rate, "max": 3000 / rate},
+        "stream": stream,
         "first_event_ms": None,
         "event_delay_ms": None,
     }
-    return Window(target, workload, rate, 0.0, 1e6 / rate, 0.0, 1.0, 0.0, 0.5, detail)
+    return Window(target, workload, rate, 0.0, 1e6 / rate, 0.0, 1.0, 0.0, 0.5, 0.0, detail)
 
 
 def test_checks_are_ratios_of_medians():
@@ -187,6 +188,17 @@ def test_checks_are_ratios_of_medians():
     assert checks["json_c64_vs_nginx_capture_on"]["value"] is None
     assert not results.met(checks["json_c64_vs_nginx_capture_on"])
     assert checks["turns_lost"]["value"] == 0
+
+
+def test_streams_that_never_ended_are_a_row_too():
+    """A candidate that finishes no stream gets a row without figures, and meets no target by that."""
+    found = results.Findings()
+    found.windows += [window(results.ON, "stream 5 ms c=256", 1.0, stream=True)]
+    row = results.row(found, results.ON, "stream 5 ms c=256")
+    assert row is not None
+    assert (row["first_event_p50_ms"], row["latest_event_ms"], row["events_lost"]) == (None, None, 0)
+    checks = {check["name"]: check for check in results.checks(found)}
+    assert not results.met(checks["stream_latest_event_ms"])
 
 
 def test_document_shows_every_row_and_check():

@@ -59,6 +59,7 @@ class FakeStore:
         self.counters = counters
         self.usage = usage
         self.down = False
+        self.pause = False
 
     def transaction(self) -> "FakeStore":
         return self
@@ -68,6 +69,8 @@ class FakeStore:
     async def __aenter__(self) -> "FakeStore":
         if self.down:
             raise StoreError("down")
+        if self.pause:
+            await asyncio.sleep(0)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -415,6 +418,18 @@ async def test_money_is_counted_by_the_configured_prices() -> None:
     with pytest.raises(QuotaExceeded, match=r"\$0.001"):
         await gate.admit(who, "coder", stream=False, tokens=38)
     (await gate.admit(who, "other", stream=False, tokens=10_000)).release()
+
+
+async def test_flushes_at_once_write_nothing_twice() -> None:
+    """They wait for each other."""
+    usage = FakeUsage()
+    (gate,) = replicas(1, Clock(), usage)
+    store: Any = gate._book._store
+    admission = await gate.admit(caller(), "m", stream=False, tokens=10)
+    admission.settle(prompt_tokens=4, completion_tokens=6)
+    store.pause = True
+    await asyncio.gather(*(gate.flush() for _ in range(3)))
+    assert [(row.requests, row.tokens) for row in usage.rows.values()] == [(1, 10)]
 
 
 async def test_the_store_may_be_away() -> None:
