@@ -17,6 +17,7 @@ from gateway.hosted_tools.tools import SandboxedTools
 from gateway.http.protocol import HotProtocol, hot_protocol
 from gateway.idempotency import RecordedAnswers
 from gateway.inference.dispatch import Dispatch
+from gateway.inference.exact import ExactTurns
 from gateway.inference.request import Endpoint
 from gateway.inference.service import InferenceService
 from gateway.limits.leased import LeasedLimits
@@ -96,6 +97,7 @@ def _assemble(config: HoneConfig, store: Store, registry: CollectorRegistry) -> 
         episodes=episodes,
         answers=answers,
         dispatch=Dispatch(config=config, routing=routing, upstream=upstream, outside=outside, metrics=metrics),
+        exact=ExactTurns(config=config, store=store, upstream=upstream, metrics=metrics),
         recorder=recorder,
         metrics=metrics,
     )

@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -38,6 +37,8 @@ class HeldEpisode:
     """Policy → the version that answered its first Turn here."""
     pinned: tuple[str, int] | None = None
     """Policy and version that the Episode was created for."""
+    attempt: bool = False
+    """An attempt of this side's own workers, not a client's conversation."""
     may_train: bool = True
     """False: whoever opened it withdrew training, so that nothing said in it is kept for that."""
     next_index: int = 0
@@ -68,7 +69,7 @@ class Episodes:
         self._grace_seconds = 2 * config.gateway.recorder_flush_seconds + 0.1
         self._held: OrderedDict[str, HeldEpisode] = OrderedDict()
         self._threads = ThreadIndex()
-        self._absent: OrderedDict[str, float] = OrderedDict()
+        self._absent: OrderedDict[bytes, float] = OrderedDict()
         """Conversations that the store did not know, and when it said so."""
 
     async def find(self, key: ApiKey, episode_id: str | None) -> HeldEpisode:
@@ -131,10 +132,10 @@ class Episodes:
         link = self._threads.find(thread)
         if link is not None:
             return link
-        digests = [digest.hex() for digest in thread.answered]
-        now = time.monotonic()
-        if now - self._absent.get(digests[0], -_ABSENT_SECONDS) < _ABSENT_SECONDS:
+        now, longest = time.monotonic(), thread.answered[0]
+        if now - self._absent.get(longest, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
             return None
+        digests = [digest.hex() for digest in thread.answered]
         try:
             async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS), self._store.reading() as work:
                 found = await work.turns.by_thread(key.tenant_id, digests)
@@ -144,16 +145,14 @@ class Episodes:
             return None
         if found is not None:
             return Link(*found)
-        self._absent[digests[0]] = now
+        self._absent[longest] = now
         while len(self._absent) > _MOST_HELD:
             self._absent.popitem(last=False)
         return None
 
-    def answered(self, held: HeldEpisode, threads: Sequence[str], turn_ids: Sequence[str]) -> None:
-        """Remember by which conversations the answers of a request will be recognised."""
-        for thread, turn_id in zip(threads, turn_ids, strict=False):
-            if thread:
-                self._threads.add(thread, Link(held.id, turn_id))
+    def answered(self, held: HeldEpisode, digest: bytes, turn_id: str) -> None:
+        """Remember by which conversation an answer will be recognised."""
+        self._threads.add(digest, Link(held.id, turn_id))
 
     def began(self, held: HeldEpisode, policy: str, version: int) -> None:
         """Note which version answered; the first one stays."""
@@ -207,6 +206,7 @@ class Episodes:
             tenant_id=episode.tenant_id,
             versions=versions,
             pinned=None if episode.version is None else (episode.policy, episode.version),
+            attempt=episode.purpose != "client" or episode.task_id is not None,
             may_train=episode.trainable or episode.purpose != "client",
             next_index=max((turn.index + 1 for turn in turns), default=0),
         )

@@ -72,6 +72,19 @@ class GatewayMetrics:
             ("link",),
             registry=registry,
         )
+        self.exact_turns = Counter(
+            "hone_exact_turns",
+            "Requests whose earlier answers went back as sampled ids, by whether a new rendering has the same ids"
+            " (as_rendered) or others (kept)",
+            ("rendering",),
+            registry=registry,
+        )
+        self.exact_fallbacks = Counter(
+            "hone_exact_fallbacks",
+            "Requests of token-exact conversations that were rendered anew, by cause",
+            ("cause",),
+            registry=registry,
+        )
         self.outside_requests = Counter(
             "hone_outside_requests",
             "Requests sent to outside models, by provider and outcome (answered, failed)",

@@ -128,6 +128,8 @@ class Launch:
             command += ["--lora-target-modules", *self._lora_modules()]
         else:
             command += ["--gpu-memory-utilization", f"{engine.gpu_memory_share / self.engines:.3f}"]
+        # Rendering of a conversation to token ids, for token-exact Turns.
+        command += ["--enable-scale-out"]
         command += self._conversation()
         if self.speculation is not None:
             command += ["--speculative-config", json.dumps(self._speculative_config(self.speculation))]

@@ -61,6 +61,8 @@ class Route:
     """What answers; ``standard`` where ``fast`` was asked for and no fast replica could answer."""
     public_model: str
     """What a client calls it: ``coder@17``, ``coder-fast@17``, or the Base's own name."""
+    memo: dict[object, object] = field(default_factory=dict, compare=False, repr=False)
+    """What callers derived from this Route and want to find again; as long as the table lives."""
 
 
 @dataclass(frozen=True)

@@ -74,6 +74,11 @@ class GatewaySection(Section):
     """How often the routing table is read again when no event announces a change."""
     usage_flush_seconds: float = Field(default=5.0, gt=0)
     """How often what keys used is added to the store; a killed gateway loses at most this much of it."""
+    token_exact: Literal["off", "episodes", "all"] = "episodes"  # noqa: S105 - no secret
+    """Where earlier answers go back to the model as the ids that were sampled: nowhere, in the Episodes of this
+    side's own workers, or in every conversation whose content is kept."""
+    token_exact_cache_tokens: int = Field(default=4_000_000, ge=1_000)
+    """Token ids of answers that one gateway process remembers, four bytes each; others are read from the store."""
     prices: dict[str, ModelPrice] = Field(default_factory=dict)
     """Model → US dollars per million tokens of ``prompt`` and ``completion``, for budgets in dollars."""
     retries: int = Field(default=2, ge=0, le=10)

@@ -272,6 +272,7 @@ def _turn(
         **shared,
         id=call.turn_ids[choice],
         choice=choice,
+        thread=(call.threads[choice] or None) if choice < len(call.threads) else None,
         response=found.response,
         prompt_ids=tuple(prompt or ()),
         output_ids=tuple(found.token_ids),

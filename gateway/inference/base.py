@@ -27,6 +27,9 @@ class Call:
     store: bool = False
     """The API may return the answer later."""
     metadata: dict[str, str] = field(default_factory=dict)
+    token_exact: bool | None = None
+    """Whether earlier answers go back to the model as their sampled ids; None: as configured. Without a grant to
+    train it changes nothing."""
 
     @property
     def consent(self) -> bool:

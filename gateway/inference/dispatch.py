@@ -8,11 +8,21 @@ from functools import partial
 import structlog
 
 from core.config.schema import HoneConfig
-from core.errors import EngineError, EngineUnavailable, HoneError, ModelNotFound, RateLimited, VersionNotServed
+from core.errors import (
+    EngineError,
+    EngineUnavailable,
+    HoneError,
+    InvalidRequest,
+    ModelNotFound,
+    RateLimited,
+    VersionNotServed,
+)
 from core.variant import ModelName, Variant, parse_model_name
 from gateway.episodes import HeldEpisode
+from gateway.inference.exact import Continuation
 from gateway.inference.fallbacks import delay, next_attempt, plan_attempts, retry_after_of
 from gateway.inference.request import INJECTED_FIELDS, CapturePlan, Endpoint, InferenceRequest, engine_body
+from gateway.inference.splice import FallbackCause
 from gateway.inference.target import Target
 from gateway.metrics import GatewayMetrics
 from gateway.outside.models import OutsideModels
@@ -60,19 +70,26 @@ class Dispatch:
         self._upstream = upstream
         self._metrics = metrics
 
-    async def send(self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan) -> Sent:
+    async def send(
+        self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan, exact: Continuation | None = None
+    ) -> Sent:
         """The first successful response, of the model that was asked for or of one of its fallbacks.
 
         Raises what is wrong with the request, EngineUnavailable when nobody that holds the version answers, and
         what the routing table raises; of several failures the last one.
         """
         try:
-            return await self._attempt(request, request.model_text, request.model, held, plan)
+            return await self._attempt(request, request.model_text, request.model, held, plan, exact)
         except TRANSIENT as error:
-            return await self._attempt_again(request, held, plan, error)
+            return await self._attempt_again(request, held, plan, exact, error)
 
     async def _attempt_again(
-        self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan, error: HoneError
+        self,
+        request: InferenceRequest,
+        held: HeldEpisode,
+        plan: CapturePlan,
+        exact: Continuation | None,
+        error: HoneError,
     ) -> Sent:
         attempts = plan_attempts(request.model_text, self._fallbacks, self._retries)
         failed = attempts[0]
@@ -85,7 +102,8 @@ class Dispatch:
             self._metrics.engine_retries.inc()
             log.warning("attempt_failed", model=failed.model, next=attempt.model, error=error.message)
             try:
-                sent = await self._attempt(request, attempt.model, parse_model_name(attempt.model), held, plan)
+                model = parse_model_name(attempt.model)
+                sent = await self._attempt(request, attempt.model, model, held, plan, exact)
             except TRANSIENT as next_error:
                 failed, error = attempt, next_error
                 continue
@@ -95,11 +113,17 @@ class Dispatch:
             return sent
 
     async def _attempt(
-        self, request: InferenceRequest, name: str, model: ModelName, held: HeldEpisode, plan: CapturePlan
+        self,
+        request: InferenceRequest,
+        name: str,
+        model: ModelName,
+        held: HeldEpisode,
+        plan: CapturePlan,
+        exact: Continuation | None,
     ) -> Sent:
         if self._outside.knows(name) and not self._routing.serves(model):
             return await self._send_outside(request, name, plan)
-        return await self._send_to_engine(request, model, held, plan)
+        return await self._send_to_engine(request, model, held, plan, exact)
 
     async def _send_outside(self, request: InferenceRequest, name: str, plan: CapturePlan) -> Sent:
         """Ask another provider's model: it knows nothing of token ids, and its answers never train."""
@@ -130,18 +154,39 @@ class Dispatch:
         self._routing.in_flight.ended(sent.target.deployment_id)
 
     async def _send_to_engine(
-        self, request: InferenceRequest, model: ModelName, held: HeldEpisode, plan: CapturePlan
+        self,
+        request: InferenceRequest,
+        model: ModelName,
+        held: HeldEpisode,
+        plan: CapturePlan,
+        exact: Continuation | None,
     ) -> Sent:
         route = self._first_route(model, held)
         failed: set[str] = set()
         while True:
             try:
-                return await self._try(request, self._target(request, route, plan))
+                target = self._target(request, route, plan)
+                if exact is None:
+                    return await self._try(request, target)
+                return await self._try_exactly(request, target, route, exact)
             except Unreachable as error:
                 failed.add(route.deployment.id)
                 self._metrics.engine_retries.inc()
                 log.warning("replica_unreachable", deployment_id=route.deployment.id, error=str(error))
                 route = self._other_route(model, route, failed, error)
+
+    async def _try_exactly(
+        self, request: InferenceRequest, target: Target, route: Route, exact: Continuation
+    ) -> Sent:
+        """Ask with the ids of earlier answers; where the engine refuses them, as if there were none."""
+        with_ids = await exact.applied_to(target, url=route.deployment.url, base=route.deployment.base)
+        try:
+            return await self._try(request, with_ids)
+        except InvalidRequest:
+            if with_ids is target:
+                raise
+            exact.fell_back(FallbackCause.ENGINE_REFUSED)
+            return await self._try(request, target)
 
     def _first_route(self, model: ModelName, held: HeldEpisode) -> Route:
         wanted = None if model.version is not None else held.wanted_version(model)
@@ -165,29 +210,34 @@ class Dispatch:
             ) from (other if other.status < 500 else error)
 
     def _target(self, request: InferenceRequest, route: Route, plan: CapturePlan) -> Target:
-        variant = route.variant.value
-        return Target(
+        key = (request.endpoint, plan)
+        known = route.memo.get(key)
+        if isinstance(known, Target):
+            return known
+        target = Target(
             policy=route.policy,
             version=route.version,
-            variant=variant,
+            variant=route.variant.value,
             deployment_id=route.deployment.id,
             engine_model=route.engine_model,
             public_model=route.public_model,
             plan=plan,
             send=partial(self._upstream.send, b"POST", route.deployment.url + _ENGINE_PATHS[request.endpoint]),
         )
+        route.memo[key] = target
+        return target
 
     async def _try(self, request: InferenceRequest, target: Target) -> Sent:
         self._routing.in_flight.began(target.deployment_id)
         try:
-            response = await target.send(engine_body(request, target.engine_model, target.plan))
+            response = await target.send(engine_body(request, target.engine_model_json, target.plan))
             if response.status == _OK:
                 return Sent(target, response)
             async with response:
                 body = await response.read()
             if response.status in _REFUSED and _names_injected_field(body):
                 self._metrics.capture_failures.labels("engine_refused_fields").inc()
-                response = await target.send(engine_body(request, target.engine_model))
+                response = await target.send(engine_body(request, target.engine_model_json))
                 if response.status == _OK:
                     return Sent(target, response)
                 async with response:

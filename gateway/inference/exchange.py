@@ -3,7 +3,6 @@
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
 
 import msgspec
 import structlog
@@ -16,6 +15,7 @@ from gateway.inference.request import InferenceRequest
 from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
 from gateway.inference.stream import DONE, EventSplitter, event_data, frame
 from gateway.inference.target import Target
+from gateway.limits.base import Admission
 from gateway.metrics import GatewayMetrics
 from gateway.upstream.base import Unreachable, UpstreamResponse
 from gateway.upstream.errors import stream_error
@@ -29,36 +29,66 @@ _PREFIX = b"data: "
 _END = b"\n\n"
 
 
-@dataclass(slots=True)
 class EngineExchange:
     """The answer of one Target; implements ``gateway.inference.base.Exchange``."""
 
-    call: Call
-    request: InferenceRequest
-    target: Target
-    response: UpstreamResponse
-    held: HeldEpisode
-    index: int
-    turn_ids: tuple[str, ...]
-    keeps_content: bool
-    metrics: GatewayMetrics
-    started_at: float
-    clock: float
-    limit_headers: list[RawHeader]
-    payloads: list[bytes] = field(default_factory=list)
-    broken: str | None = None
-    first_event_at: float | None = None
-    answered: bool = False
-    """Something of the answer has reached this side, so there is a Turn."""
-    events_seen: int = 0
-    _failure: HoneError | None = None
-    _rewriter: AnswerRewriter = field(init=False)
+    __slots__ = (
+        "_failure",
+        "_rewriter",
+        "admission",
+        "answered",
+        "broken",
+        "call",
+        "clock",
+        "events_seen",
+        "first_event_at",
+        "held",
+        "index",
+        "keeps_content",
+        "metrics",
+        "payloads",
+        "request",
+        "response",
+        "started_at",
+        "target",
+        "turn_ids",
+    )
 
-    def __post_init__(self) -> None:
-        target = self.target
-        self._rewriter = AnswerRewriter(
-            target.plan, engine_model=target.engine_model, public_model=target.public_model
-        )
+    def __init__(
+        self,
+        call: Call,
+        request: InferenceRequest,
+        target: Target,
+        response: UpstreamResponse,
+        *,
+        held: HeldEpisode,
+        turn_ids: tuple[str, ...],
+        admission: Admission,
+        metrics: GatewayMetrics,
+        started_at: float,
+        clock: float,
+    ) -> None:
+        self.call = call
+        self.request = request
+        self.target = target
+        self.response = response
+        self.held = held
+        self.turn_ids = turn_ids
+        self.admission = admission
+        self.metrics = metrics
+        self.started_at = started_at
+        self.clock = clock
+        self.index = -1
+        """The order in the Episode; below 0 until it is known."""
+        self.keeps_content = call.consent or call.store
+        self.payloads: list[bytes] = []
+        self.broken: str | None = None
+        self.first_event_at: float | None = None
+        self.answered = False
+        """Something of the answer has reached this side, so there is a Turn."""
+        self.events_seen = 0
+        self._failure: HoneError | None = None
+        self._rewriter = AnswerRewriter(target)
 
     @property
     def episode_id(self) -> str:
@@ -73,16 +103,17 @@ class EngineExchange:
     @property
     def headers(self) -> list[RawHeader]:
         """``x-hone-…`` and ``x-ratelimit-…`` headers for the client."""
-        target = self.target
-        headers = [
-            (b"x-hone-policy-version", b"%d" % target.version),
-            (b"x-hone-variant", target.variant.encode()),
+        return [
+            *self.target.headers,
             (b"x-hone-episode-id", self.held.id.encode()),
             (b"x-hone-turn-id", ",".join(self.turn_ids[:_MOST_TURN_IDS_SHOWN]).encode()),
+            *self.admission.headers,
         ]
-        if target.fallback_from is not None:
-            headers.append((b"x-hone-fallback-from", target.fallback_from.encode()))
-        return headers + self.limit_headers
+
+    @property
+    def messages(self) -> dict[int, msgspec.Raw]:
+        """Choice → its message, of a whole answer of which content is captured."""
+        return self._rewriter.messages
 
     async def whole(self) -> bytes:
         """The answer's JSON as the client may see it. Raises EngineError."""

@@ -143,10 +143,10 @@ def value_of(fields: Fields, name: str) -> Any:
         raise InvalidRequest(f"'{name}' cannot be read: {error}", param=name) from error
 
 
-def engine_body(request: InferenceRequest, engine_model: str, plan: CapturePlan | None = None) -> bytes:
-    """The body for the engine: the client's fields, the engine's model name and what ``plan`` adds."""
-    fields = dict(request.fields)
-    fields["model"] = Raw(_encode(engine_model))
+def engine_body(request: InferenceRequest, engine_model: Raw, plan: CapturePlan | None = None) -> bytes:
+    """The body for the engine: the client's fields, the engine's model name (JSON) and what ``plan`` adds."""
+    fields = request.fields.copy()
+    fields["model"] = engine_model
     if plan is None:
         return _encode(fields)
     if plan.token_ids:

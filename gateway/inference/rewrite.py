@@ -3,7 +3,8 @@
 import msgspec
 from msgspec import Raw
 
-from gateway.inference.request import CapturePlan, Fields
+from gateway.inference.request import Fields
+from gateway.inference.target import Target
 
 _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_choices = msgspec.json.Decoder(list[Fields]).decode
@@ -25,6 +26,7 @@ class _WithUsage(msgspec.Struct):
 
 
 _decode_usage = msgspec.json.Decoder(_WithUsage).decode
+_decode_token_usage = msgspec.json.Decoder(TokenUsage | None).decode
 
 
 class AnswerRewriter:
@@ -35,32 +37,37 @@ class AnswerRewriter:
     the name's field cannot be a part of what was said.
     """
 
-    def __init__(self, plan: CapturePlan, *, engine_model: str, public_model: str) -> None:
+    def __init__(self, target: Target) -> None:
+        plan = target.plan
+        self._target = target
         self._plan = plan
         self._content = plan.token_ids or plan.logprobs
-        name = _encode(public_model)
-        self._model = Raw(name)
-        self._public_field = b'"model":' + name
-        self._engine_field = b'"model":' + _encode(engine_model)
         self.usage: TokenUsage | None = None
         """Of the whole answer, once it has been seen."""
+        self.messages: dict[int, Raw] = {}
+        """Choice → its message in a whole answer of which content is captured."""
 
     def answer(self, body: bytes) -> bytes:
         """A whole answer. Raises msgspec.DecodeError when it is not the JSON that an engine answers with."""
-        usage = _decode_usage(body).usage
-        if usage is not None:
-            self.usage = usage
-        if not self._content and self._engine_field in body:
-            return body.replace(self._engine_field, self._public_field, 1)
+        target = self._target
+        if not self._content and target.engine_field in body:
+            self.usage = _decode_usage(body).usage
+            return body.replace(target.engine_field, target.public_field, 1)
         fields = _decode_fields(body)
-        self._rewrite(fields)
+        usage = fields.get("usage")
+        if usage is not None:
+            self.usage = _decode_token_usage(usage)
+        for number, choice in enumerate(self._rewrite(fields)):
+            message = choice.get("message")
+            if message is not None:
+                self.messages[number] = message
         return _encode(fields)
 
     def chunk(self, data: bytes) -> bytes | None:
         """One event of a stream; None: the client is not to see it. Raises msgspec.DecodeError as ``answer``."""
         counted = _USAGE in data
-        if not counted and not self._content and self._engine_field in data:
-            return data.replace(self._engine_field, self._public_field, 1)
+        if not counted and not self._content and self._target.engine_field in data:
+            return data.replace(self._target.engine_field, self._target.public_field, 1)
         if counted:
             self.usage = _decode_usage(data).usage or self.usage
         fields = _decode_fields(data)
@@ -72,7 +79,7 @@ class AnswerRewriter:
         return _encode(fields)
 
     def _rewrite(self, fields: Fields) -> list[Fields]:
-        fields["model"] = self._model
+        fields["model"] = self._target.public_model_json
         raw = fields.get("choices")
         choices = [] if raw is None else _decode_choices(raw)
         if not self._content:

@@ -12,9 +12,10 @@ from gateway.episodes import Episodes, HeldEpisode
 from gateway.idempotency import RecordedAnswer, RecordedAnswers
 from gateway.inference.base import Call
 from gateway.inference.dispatch import Dispatch, Sent
+from gateway.inference.exact import Continuation, ExactTurns
 from gateway.inference.exchange import EngineExchange
 from gateway.inference.request import EPISODE_METADATA, InferenceRequest
-from gateway.inference.threads import Link, Thread, answer_digests, thread_of
+from gateway.inference.threads import Link, Thread, message_digest, stream_digests, thread_of
 from gateway.limits.base import Admission, Limits
 from gateway.metrics import GatewayMetrics
 from gateway.recorder import Recorder
@@ -32,6 +33,7 @@ class InferenceService:
         episodes: Episodes,
         answers: RecordedAnswers,
         dispatch: Dispatch,
+        exact: ExactTurns,
         recorder: Recorder,
         metrics: GatewayMetrics,
     ) -> None:
@@ -39,6 +41,7 @@ class InferenceService:
         self.episodes = episodes
         self.answers = answers
         self.dispatch = dispatch
+        self.exact = exact
         self.recorder = recorder
         self.metrics = metrics
 
@@ -53,6 +56,7 @@ class OpenExchange:
     __slots__ = (
         "_admission",
         "_call",
+        "_exact",
         "_exchange",
         "_link",
         "_repeated",
@@ -74,6 +78,7 @@ class OpenExchange:
         self._repeated: RecordedAnswer | None = None
         self._thread: Thread | None = None
         self._link: Link | None = None
+        self._exact: Continuation | None = None
 
     async def __aenter__(self) -> EngineExchange:
         """Everything up to the head of the engine's response."""
@@ -117,27 +122,31 @@ class OpenExchange:
             call.may_train = False
         keeps = call.consent or call.store
         plan = request.plan if keeps else request.plan.without_content()
-        sent = self._sent = await service.dispatch.send(request, held, plan)
+        self._exact = service.exact.begin(call, request, held, self._thread)
+        sent = self._sent = await service.dispatch.send(request, held, plan, self._exact)
         service.episodes.began(held, sent.target.policy, sent.target.version)
-        self._exchange = EngineExchange(
-            call=call,
-            request=request,
-            target=sent.target,
-            response=sent.response,
+        exchange = self._exchange = EngineExchange(
+            call,
+            request,
+            sent.target,
+            sent.response,
             held=held,
-            index=-1 if repeated is None else repeated.index,
-            turn_ids=(
-                tuple([ids.new_id(ids.TURN) for _ in range(request.choices)])
-                if repeated is None
-                else repeated.turn_ids
-            ),
-            keeps_content=keeps,
+            turn_ids=self._turn_ids(held) if repeated is None else repeated.turn_ids,
+            admission=self._admission,
             metrics=service.metrics,
             started_at=started_at,
             clock=clock,
-            limit_headers=self._admission.headers,
         )
-        return self._exchange
+        if repeated is not None:
+            exchange.index = repeated.index
+        return exchange
+
+    def _turn_ids(self, held: HeldEpisode) -> tuple[str, ...]:
+        """Ids of the Turns; the first one of an Episode is named like it."""
+        choices = self._request.choices
+        if choices == 1 and held.new and held.next_index == 0:
+            return (f"{ids.TURN}_{held.id.partition('_')[2]}",)
+        return tuple([ids.new_id(ids.TURN) for _ in range(choices)])
 
     async def _find_episode(self) -> HeldEpisode:
         """The Episode that is named, else the one that the messages continue.
@@ -189,7 +198,9 @@ class OpenExchange:
                 captured.parent_turn_id = self._link.turn_id
             if self._thread is not None and exchange.broken is None:
                 captured.threads = self._threads_of(self._thread, exchange)
-                service.episodes.answered(exchange.held, captured.threads, exchange.turn_ids)
+                if self._exact is not None:
+                    self._exact.threads = captured.threads
+                    service.exact.remember(self._exact, exchange.target, exchange.payloads)
             if service.recorder.record(captured):
                 exchange.held.new = False
             if call.idempotency_key is not None and exchange.broken is None:
@@ -200,13 +211,23 @@ class OpenExchange:
             log.exception("capture_failed", request_id=call.request_id, error=repr(error))
 
     def _threads_of(self, thread: Thread, exchange: EngineExchange) -> list[str]:
+        """Remember by which conversations the answers will be recognised; one digest per choice."""
         try:
-            digests = answer_digests(thread, exchange.payloads)
+            if self._request.stream:
+                digests = stream_digests(thread, exchange.payloads)
+            else:
+                digests = {choice: message_digest(thread, raw) for choice, raw in exchange.messages.items()}
         except msgspec.DecodeError as error:
             # Whatever the engine sent, the Turn is judged when it is built.
             log.warning("answer_unreadable", request_id=self._call.request_id, error=str(error))
             return []
-        return [digests.get(choice, "") for choice in range(len(exchange.turn_ids))]
+        found = []
+        for choice, turn_id in enumerate(exchange.turn_ids):
+            digest = digests.get(choice)
+            if digest is not None:
+                self._service.episodes.answered(exchange.held, digest, turn_id)
+            found.append("" if digest is None else digest.hex())
+        return found
 
     async def _release(self) -> None:
         if self._sent is not None:

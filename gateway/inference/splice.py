@@ -9,9 +9,9 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal
+from typing import Literal, TypeAlias
 
-Tokens = array[int]
+Tokens: TypeAlias = "array[int]"
 """Token ids, four bytes each."""
 Stop = Literal["end", "length", "text"]
 """What an answer ended by: its end-of-turn token, the token limit, or a text or token that the request named."""
@@ -34,7 +34,7 @@ class FallbackCause(StrEnum):
     """A field that has no meaning beside token ids."""
     MULTIMODAL = "multimodal"
     TEMPLATE = "template"
-    """What came before the answer is rendered otherwise than at its time: tools, settings, or the template's choice."""
+    """What came before the answer is rendered otherwise than it was: tools, settings, or the template's choice."""
     REASONING = "reasoning"
     """The answer's reasoning is not, or not as it was, in the rendering."""
     REWRITTEN_ANSWER = "rewritten_answer"
@@ -64,7 +64,7 @@ class Answered:
     ids: Tokens
     """Of its prompt and its answer."""
     prompt_length: int
-    rendered: Tokens | None
+    rendered: "array[int] | None"
     """Its prompt as the engine rendered it, where that was not what the engine was given."""
     stop: Stop
     reasons: bool
@@ -88,7 +88,7 @@ class Answered:
         return len(self.ids) + (0 if self.rendered is None else len(self.rendered))
 
 
-def continued(answered: Answered, rendered: Tokens, full: Tokens) -> Tokens | None:
+def continued(answered: Answered, rendered: Tokens, full: Tokens) -> "array[int] | None":
     """The ids of a conversation whose rendering agrees with what was sampled in ``answered``; None: it does not.
 
     ``rendered`` is the earlier prompt, ``full`` the whole conversation with the opening of the next answer.

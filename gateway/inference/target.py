@@ -1,15 +1,20 @@
 """What one attempt of a model call is sent to: an engine replica, or an outside model."""
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+import msgspec
+from msgspec import Raw
 
 from gateway.inference.request import CapturePlan
 from gateway.upstream.base import UpstreamResponse
 
+RawHeader = tuple[bytes, bytes]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(slots=True)
 class Target:
-    """Names for the record and the headers, and the way to send."""
+    """Names for the record and the headers, and the way to send. Made once for many requests and never changed."""
 
     policy: str
     """Policy, Base, or outside model."""
@@ -28,8 +33,22 @@ class Target:
     """It can return token ids and log-probs."""
     fallback_from: str | None = None
     """The model that was asked for, where this is another one."""
+    headers: list[RawHeader] = field(init=False)
+    """For the client: what answers."""
+    label: str = field(init=False)
+    """The name in metrics: what is served, without its version."""
+    engine_model_json: Raw = field(init=False)
+    public_model_json: Raw = field(init=False)
+    engine_field: bytes = field(init=False)
+    """The ``model`` field as engines write it."""
+    public_field: bytes = field(init=False)
+    """The ``model`` field as clients are to see it."""
 
-    @property
-    def label(self) -> str:
-        """The name in metrics: what is served, without its version."""
-        return f"{self.policy}-fast" if self.variant == "fast" else self.policy
+    def __post_init__(self) -> None:
+        self.label = f"{self.policy}-fast" if self.variant == "fast" else self.policy
+        self.headers = [(b"x-hone-policy-version", b"%d" % self.version), (b"x-hone-variant", self.variant.encode())]
+        if self.fallback_from is not None:
+            self.headers.append((b"x-hone-fallback-from", self.fallback_from.encode()))
+        engine, public = msgspec.json.encode(self.engine_model), msgspec.json.encode(self.public_model)
+        self.engine_model_json, self.public_model_json = Raw(engine), Raw(public)
+        self.engine_field, self.public_field = b'"model":' + engine, b'"model":' + public

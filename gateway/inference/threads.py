@@ -1,24 +1,25 @@
 """Which earlier Turn a request's messages continue: the longest prefix that ends with an answer given before.
 
-A conversation is known by a chain of digests, one per message, that begins with the Tenant. A client that sends the
-history back may have dropped or reshaped what carries no meaning (null fields, parts around a text, reasoning): only
-role, text, tool calls and their results count.
+A conversation is known by a chain of digests that begins with the Tenant and has a link before and after each
+answer. A client that sends the history back may have dropped or reshaped what carries no meaning (null fields, parts
+around a text, reasoning): only role, text, tool calls and their results count.
 """
 
 import hashlib
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import msgspec
-from msgspec import UNSET, UnsetType
+from msgspec import Raw
 
 from gateway.capture.record import Surface
 from gateway.inference.request import InferenceRequest
 
 _MOST_THREADS = 20_000
 _DIGEST_BYTES = 16
+_LONGEST_KEY = 64
+"""Of blake2b."""
 
 
 class _Function(msgspec.Struct):
@@ -40,87 +41,87 @@ class _Message(msgspec.Struct):
 
 class _Choice(msgspec.Struct):
     index: int = 0
-    message: _Message | UnsetType = UNSET
-    delta: _Message | UnsetType = UNSET
+    delta: _Message | None = None
 
 
-class _Answer(msgspec.Struct):
+class _Chunk(msgspec.Struct):
     choices: list[_Choice] = []
 
 
-class _Request(msgspec.Struct):
-    messages: list[_Message] = []
-
-
-_decode_request = msgspec.json.Decoder(_Request).decode
-_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_messages = msgspec.json.Decoder(list[_Message]).decode
+_decode_message = msgspec.json.Decoder(_Message).decode
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _encode = msgspec.json.Encoder().encode
+_Meaning = list[object]
 
 
-@dataclass(frozen=True, slots=True)
-class Link:
+class Link(NamedTuple):
     """An answer that a conversation may continue."""
 
     episode_id: str
     turn_id: str
 
 
-@dataclass(frozen=True, slots=True)
-class Thread:
+class Thread(NamedTuple):
     """The conversation of one request."""
 
     digest: bytes
     """Of all its messages."""
-    answered: tuple[bytes, ...]
+    answered: list[bytes]
     """Digests of its prefixes that end with an assistant message, longest first."""
 
 
 def thread_of(tenant_id: str, request: InferenceRequest, surface: Surface) -> Thread | None:
     """The conversation of a chat request; None where there is none to recognise (completions, odd messages)."""
-    if surface == "completions":
+    raw = request.fields.get("messages")
+    if surface == "completions" or raw is None:
         return None
     try:
-        messages = _decode_request(request.body).messages
-    except msgspec.DecodeError:
+        messages = _decode_messages(raw)
+    except (msgspec.DecodeError, RecursionError):
         # The engine will say what is wrong with them.
         return None
     if not messages:
         return None
-    digest = hashlib.blake2b(tenant_id.encode(), digest_size=_DIGEST_BYTES).digest()
-    answered = []
+    digest = tenant_id.encode()[:_LONGEST_KEY]
+    answered: list[bytes] = []
+    asked: list[_Meaning] = []
     for message in messages:
-        digest = _extend(digest, message)
         if message.role == "assistant":
+            digest = _extend(_extend(digest, asked), [_meaning(message)])
             answered.append(digest)
-    return Thread(digest, tuple(reversed(answered)))
+            asked = []
+        else:
+            asked.append(_meaning(message))
+    answered.reverse()
+    return Thread(_extend(digest, asked), answered)
 
 
-def answer_digests(thread: Thread, payloads: Sequence[bytes]) -> dict[int, str]:
-    """Choice → digest of the conversation with that answer, from the engine's JSON (one body, or all events).
+def message_digest(thread: Thread, raw: bytes | Raw) -> bytes:
+    """Digest of the conversation with this answer, an assistant message in JSON. Raises msgspec.DecodeError."""
+    return _answered(thread, _decode_message(raw))
 
-    Raises msgspec.DecodeError when it has another shape than OpenAI's.
+
+def stream_digests(thread: Thread, payloads: Sequence[bytes]) -> dict[int, bytes]:
+    """Choice → digest of the conversation with that answer, from the data of all events of a stream.
+
+    Raises msgspec.DecodeError when they have another shape than OpenAI's.
     """
     answers: dict[int, _Message] = {}
     for payload in payloads:
-        for choice in _decode_answer(payload).choices:
-            if choice.message is not UNSET:
-                answers[choice.index] = choice.message
-            elif choice.delta is not UNSET:
+        for choice in _decode_chunk(payload).choices:
+            if choice.delta is not None:
                 _merge(answers.setdefault(choice.index, _Message()), choice.delta)
-    found = {}
-    for index, message in answers.items():
-        message.role = "assistant"
-        found[index] = _extend(thread.digest, message).hex()
-    return found
+    return {index: _answered(thread, message) for index, message in answers.items()}
 
 
 class ThreadIndex:
     """Answers that this process gave, by the digest of their conversation; the oldest are forgotten."""
 
     def __init__(self) -> None:
-        self._links: OrderedDict[str, Link] = OrderedDict()
+        self._links: OrderedDict[bytes, Link] = OrderedDict()
 
-    def add(self, digest: str, link: Link) -> None:
+    def add(self, digest: bytes, link: Link) -> None:
         """Remember an answer. The same conversation answered twice is continued by its newest answer."""
         links = self._links
         links[digest] = link
@@ -131,24 +132,28 @@ class ThreadIndex:
     def find(self, thread: Thread) -> Link | None:
         """The longest prefix that ends with an answer of this process."""
         for digest in thread.answered:
-            link = self._links.get(digest.hex())
+            link = self._links.get(digest)
             if link is not None:
                 return link
         return None
 
 
-def _extend(digest: bytes, message: _Message) -> bytes:
-    return hashlib.blake2b(_encode(tuple(_meaning(message))), key=digest, digest_size=_DIGEST_BYTES).digest()
+def _answered(thread: Thread, message: _Message) -> bytes:
+    message.role = "assistant"
+    return _extend(thread.digest, [_meaning(message)])
 
 
-def _meaning(message: _Message) -> Iterator[object]:
-    yield message.role
-    yield _text(message.content)
-    yield message.tool_call_id
+def _extend(digest: bytes, meanings: list[_Meaning]) -> bytes:
+    return hashlib.blake2b(_encode(meanings), key=digest, digest_size=_DIGEST_BYTES).digest()
+
+
+def _meaning(message: _Message) -> _Meaning:
+    content = message.content
+    meaning = [message.role, content if isinstance(content, str) else _text(content), message.tool_call_id]
     for call in message.tool_calls or ():
         if call.function is not None:
-            yield call.function.name
-            yield _arguments(call.function.arguments)
+            meaning += (call.function.name, _arguments(call.function.arguments))
+    return meaning
 
 
 def _arguments(written: Any) -> object:

@@ -70,6 +70,7 @@ class InferenceEndpoint:
                 idempotency_key=header_text(headers, b"idempotency-key"),
                 may_train=may_train(headers),
                 store=request.store,
+                token_exact=token_exact(headers),
             )
             async with self._inference.exchange(call, request) as exchange:
                 model = exchange.target.label
@@ -135,6 +136,12 @@ def may_train(headers: Mapping[bytes, bytes]) -> bool:
     """False where ``x-hone-train`` withdraws what the key grants."""
     value = headers.get(b"x-hone-train")
     return value is None or value.strip().lower() in CONSENTING
+
+
+def token_exact(headers: Mapping[bytes, bytes]) -> bool | None:
+    """What ``x-hone-token-exact`` asks for; None where it is absent."""
+    value = headers.get(b"x-hone-token-exact")
+    return None if value is None else value.strip().lower() in CONSENTING
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:

@@ -18,6 +18,11 @@ _ERRORS = errors(400, 401, 403, 404, 409, 413, 429, 502, 503)
 _HEADERS_IN = (
     ("x-hone-episode-id", "Continue this Episode; left out: a new one."),
     ("x-hone-train", "Anything but `true` or `1`: this request does not train, whatever the key grants."),
+    (
+        "x-hone-token-exact",
+        "`true`: earlier answers go back to the model as their sampled ids; `false`: they do not; left out: as"
+        " configured. Counts only where tenant or key grant training.",
+    ),
     ("idempotency-key", "A repeated request with the same key adds no second Turn."),
     ("x-request-id", "Comes back in the answer and stands in the logs."),
 )

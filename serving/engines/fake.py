@@ -60,6 +60,16 @@ class FakeEngineServer:
         """Refuse to load adapters, with this message."""
         self.script: list[ScriptedAnswer] = []
         """What the next chat completions say, in order; afterwards the toy model speaks again."""
+        self.scale_out = True
+        """Render conversations to token ids, as with ``--enable-scale-out``."""
+        self.render_prefix = ""
+        """What a changed template writes before every conversation; renderings alone show it."""
+        self.twins = False
+        """Sample tokens that a rendering of their text does not have."""
+        self.refuse_ids: str | None = None
+        """Refuse chat requests that carry the ids of their prompt, with this message."""
+        self.renders: list[dict[str, Any]] = []
+        """Bodies of all requests to render, in order."""
         self.wrong_content: str | None = None
         """Identity that newly loaded adapters get instead of their own (see ``fake_model``)."""
         self._port = port
@@ -81,6 +91,7 @@ class FakeEngineServer:
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
                 web.post("/v1/chat/completions", self._chat),
+                web.post("/v1/chat/completions/render", self._render),
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/load_lora_adapter", self._load),
                 web.post("/v1/unload_lora_adapter", self._unload),
@@ -177,6 +188,21 @@ class FakeEngineServer:
     async def _chat(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat=True)
 
+    async def _render(self, request: web.Request) -> web.Response:
+        body = await request.json()
+        self.renders.append(body)
+        try:
+            if not self.scale_out:
+                raise _Refusal(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+            if body.get("model") != self.base_name and body.get("model") not in self.adapters:
+                raise _Refusal(404, "The model does not exist.", "NotFoundError", "model")
+            token_ids = _prompt_ids(body, chat=True)
+        except _Refusal as refusal:
+            return refusal.response
+        if self.render_prefix:
+            token_ids = fake_model.encode(self.render_prefix) + token_ids
+        return web.json_response({"request_id": "chatcmpl-fake", "token_ids": token_ids, "features": None})
+
     async def _completions(self, request: web.Request) -> web.StreamResponse:
         return await self._answer(request, chat=False)
 
@@ -187,6 +213,8 @@ class FakeEngineServer:
             if self.fail_requests > 0:
                 self.fail_requests -= 1
                 raise _Refusal(500, "EngineCore encountered an issue.", "InternalServerError")
+            if self.refuse_ids is not None and body.get("kv_transfer_params"):
+                raise _Refusal(400, self.refuse_ids, "BadRequestError")
             call, generations = self._generate(body, chat=chat)
         except _Refusal as refusal:
             return refusal.response
@@ -248,8 +276,10 @@ class FakeEngineServer:
             prompt_logprobs=entries,
         )
         if chat and self.script:
-            return call, [scripted(identity, prompt_ids, self.script.pop(0), sampling.max_tokens)] * n
-        return call, [fake_model.generate(identity, prompt_ids, sampling, choice) for choice in range(n)]
+            generations = [scripted(identity, prompt_ids, self.script.pop(0), sampling.max_tokens)] * n
+        else:
+            generations = [fake_model.generate(identity, prompt_ids, sampling, choice) for choice in range(n)]
+        return call, [fake_model.twinned(one) for one in generations] if self.twins else generations
 
     def _sampling(self, body: dict[str, Any], prompt_tokens: int, *, chat: bool) -> Sampling:
         limit = body.get("max_completion_tokens") if chat else None
@@ -289,7 +319,10 @@ def _prompt_ids(body: dict[str, Any], *, chat: bool) -> list[int]:
         messages = body.get("messages")
         if not isinstance(messages, list) or not messages:
             raise _Refusal(400, "1 validation error:\n  messages: Field required", "Bad Request", "messages")
-        return fake_model.render_chat(messages)
+        given = (body.get("kv_transfer_params") or {}).get("prompt_token_ids")
+        if given is not None:
+            return list(given)
+        return fake_model.render_chat(messages, opening=body.get("add_generation_prompt") is not False)
     prompt = body.get("prompt")
     if isinstance(prompt, str) and prompt:
         return fake_model.encode(prompt)

@@ -8,7 +8,7 @@ token): not a distribution, but stable, finite and unlike for unlike weights, wh
 import hashlib
 import struct
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,8 @@ from core.policy import Probe, ProbePrompt
 IM_START = 256
 IM_END = 257
 """Also the end-of-sequence token."""
+TWIN = 512
+"""Distance of a byte's second token: it has the same text, is sampled on request, and is never rendered."""
 _LETTERS = b"abcdefghijklmnopqrstuvwxyz      "
 _CONTROL_TEXT = {IM_START: "<|im_start|>", IM_END: "<|im_end|>"}
 
@@ -32,6 +34,8 @@ def decode(token_ids: Iterable[int]) -> str:
     for token in token_ids:
         if token < 256:
             parts.append(token)
+        elif TWIN <= token < TWIN + 256:
+            parts.append(token - TWIN)
         elif token not in _CONTROL_TEXT:
             parts += f"<{token}>".encode()
     return parts.decode(errors="replace")
@@ -42,7 +46,7 @@ def token_text(token: int) -> str:
     return _CONTROL_TEXT.get(token) or decode([token])
 
 
-def render_chat(messages: Sequence[dict[str, Any]]) -> list[int]:
+def render_chat(messages: Sequence[dict[str, Any]], *, opening: bool = True) -> list[int]:
     """ChatML: every message between control tokens, then the opening of the assistant's answer."""
     tokens: list[int] = []
     for message in messages:
@@ -52,7 +56,15 @@ def render_chat(messages: Sequence[dict[str, Any]]) -> list[int]:
             IM_END,
             *encode("\n"),
         ]
-    return [*tokens, IM_START, *encode("assistant\n")]
+    return [*tokens, IM_START, *encode("assistant\n")] if opening else tokens
+
+
+def twinned(generation: "Generation") -> "Generation":
+    """The same answer, every other token of it sampled as its twin: a new rendering has other ids."""
+    token_ids = [
+        token + TWIN if index % 2 == 0 and token < 256 else token for index, token in enumerate(generation.token_ids)
+    ]
+    return replace(generation, token_ids=token_ids)
 
 
 def _content(message: dict[str, Any]) -> str:

@@ -9,6 +9,8 @@ from scenarios import CITY_SCHEMA, QUESTION, WEATHER, Calls, Place, run
 
 ASKED = [{"role": "user", "content": QUESTION}]
 TOOLS = [{"name": "weather", "description": "Weather", "input_schema": CITY_SCHEMA, "strict": True}]
+GREEDY = {"temperature": 0}
+"""A field that the API has and this SDK's methods do not name."""
 AGENT_REQUEST = Path(__file__).parent / "agent_request.json"
 
 
@@ -18,7 +20,7 @@ def client(place: Place) -> Anthropic:
 
 def create(place: Place) -> Calls:
     message = client(place).messages.create(
-        model=place.model, system="Be brief.", messages=ASKED, max_tokens=12, temperature=0
+        model=place.model, system="Be brief.", messages=ASKED, max_tokens=12, extra_body=GREEDY
     )
     assert message.type == "message" and message.role == "assistant" and message.stop_reason == "max_tokens"
     assert message.content[0].type == "text" and message.content[0].text
@@ -35,7 +37,7 @@ async def asynchronous(place: Place) -> Calls:
 
 def stream(place: Place) -> Calls:
     with client(place).messages.stream(
-        model=place.model, messages=ASKED, max_tokens=12, temperature=0
+        model=place.model, messages=ASKED, max_tokens=12, extra_body=GREEDY
     ) as events:
         pieces = list(events.text_stream)
         final = events.get_final_message()
@@ -46,7 +48,7 @@ def stream(place: Place) -> Calls:
 
 def tools(place: Place) -> Calls:
     asking = client(place).messages
-    asked = {"model": place.model, "tools": TOOLS, "temperature": 0}
+    asked = {"model": place.model, "tools": TOOLS, "extra_body": GREEDY}
     first = asking.create(**asked, messages=ASKED, tool_choice={"type": "any"}, max_tokens=64)
     use = next(block for block in first.content if block.type == "tool_use")
     assert first.stop_reason == "tool_use" and use.name == "weather"
@@ -64,7 +66,7 @@ def tools_stream(place: Place) -> Calls:
         tools=TOOLS,
         tool_choice={"type": "tool", "name": "weather"},
         max_tokens=64,
-        temperature=0,
+        extra_body=GREEDY,
     ) as events:
         kinds = {event.type for event in events}
         final = events.get_final_message()
@@ -91,13 +93,13 @@ def errors(place: Place) -> Calls:
 
 def coding_agent(place: Place) -> Calls:
     body = json.loads(AGENT_REQUEST.read_text()) | {"model": place.model}
-    http = client(place)
-    kinds = []
-    with http.messages.stream(
-        **{name: value for name, value in body.items() if name not in ("stream", "thinking")},
+    unnamed = {name: body.pop(name) for name in ("temperature", "thinking")}
+    del body["stream"]
+    with client(place).messages.stream(
+        **body,
         extra_headers={"anthropic-beta": "interleaved-thinking-2025-05-14", "user-agent": "coding-agent (external)"},
         extra_query={"beta": "true"},
-        extra_body={"thinking": body["thinking"]},
+        extra_body=unnamed,
     ) as events:
         kinds = [event.type for event in events]
         final = events.get_final_message()

@@ -1,9 +1,13 @@
 """LiteLLM as a library, with the gateway as a custom OpenAI and as a custom Anthropic endpoint."""
 
 import json
+import os
 
-import litellm
 from scenarios import CITY_SCHEMA, QUESTION, WEATHER, Calls, Place, run
+
+# Its table of prices would be fetched at import otherwise.
+os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
+import litellm  # noqa: E402
 
 ASKED = [{"role": "user", "content": QUESTION}]
 SHORT = {"max_tokens": 12, "temperature": 0}

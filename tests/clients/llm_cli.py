@@ -14,17 +14,19 @@ SHORT = ("-o", "max_tokens", "12", "-o", "temperature", "0")
 
 
 def configured(place: Place, folder: str) -> dict[str, str]:
-    """A folder of llm's settings with one model called ``hone``; the environment that points there."""
+    """A folder of llm's settings with one model and one key, both called ``hone``; the environment that points there."""
     entry = {
         "model_id": "hone",
         "model_name": place.model,
         "api_base": place.base_url,
+        "api_key_name": "hone",
         "supports_schema": True,
         "supports_tools": True,
     }
     # JSON is YAML.
     Path(folder, "extra-openai-models.yaml").write_text(json.dumps([entry]))
-    return os.environ | {"LLM_USER_PATH": folder, "OPENAI_API_KEY": place.key}
+    Path(folder, "keys.json").write_text(json.dumps({"hone": place.key}))
+    return os.environ | {"LLM_USER_PATH": folder}
 
 
 def llm(place: Place, folder: str, *arguments: str) -> str:
@@ -37,14 +39,14 @@ def llm(place: Place, folder: str, *arguments: str) -> str:
 
 def prompt(place: Place) -> Calls:
     with tempfile.TemporaryDirectory() as folder:
-        assert llm(place, folder, "-m", "hone", "--key", place.key, *SHORT, QUESTION).strip()
+        assert llm(place, folder, "-m", "hone", *SHORT, QUESTION).strip()
     return Calls(1)
 
 
 def conversation(place: Place) -> Calls:
     with tempfile.TemporaryDirectory() as folder:
-        llm(place, folder, "-m", "hone", "--no-stream", "--key", place.key, *SHORT, "Hello")
-        llm(place, folder, "-c", "--key", place.key, *SHORT, QUESTION)
+        llm(place, folder, "-m", "hone", "--no-stream", *SHORT, "Hello")
+        llm(place, folder, "-c", *SHORT, QUESTION)
         logged = json.loads(llm(place, folder, "logs", "--json", "-n", "0"))
     assert len(logged) == 2 and len({entry["conversation_id"] for entry in logged}) == 1
     return Calls(2)
@@ -53,7 +55,7 @@ def conversation(place: Place) -> Calls:
 def schema(place: Place) -> Calls:
     wanted = json.dumps({"type": "object", "properties": {"wet": {"type": "boolean"}}, "required": ["wet"]})
     with tempfile.TemporaryDirectory() as folder:
-        said = llm(place, folder, "-m", "hone", "--key", place.key, "--schema", wanted, QUESTION)
+        said = llm(place, folder, "-m", "hone", "--schema", wanted, QUESTION)
     assert isinstance(json.loads(said)["wet"], bool)
     return Calls(1)
 
@@ -64,7 +66,7 @@ def library(place: Place) -> Calls:
         import llm as library_module
 
         model = library_module.get_model("hone")
-        pieces = list(model.prompt(QUESTION, key=place.key, max_tokens=12, temperature=0))
+        pieces = list(model.prompt(QUESTION, max_tokens=12, temperature=0))
     assert len(pieces) > 4 and "".join(pieces)
     return Calls(1)
 

@@ -241,6 +241,14 @@ def embeddings(place: Place) -> Calls:
     return Calls(0)
 
 
+def tokens(place: Place) -> Calls:
+    beside = client(place).with_options(base_url=place.url)
+    counted = beside.post("/tokenize", cast_to=object, body={"model": place.model, "prompt": "one two three"})
+    back = beside.post("/detokenize", cast_to=object, body={"model": place.model, "tokens": counted["tokens"]})
+    assert counted["count"] == len(counted["tokens"]) > 0 and back["prompt"] == "one two three"
+    return Calls(0)
+
+
 def without_grant(place: Place) -> Calls:
     answer = client(place).chat.completions.create(model=place.model, messages=ASKED, **SHORT)
     assert answer.choices[0].message.content
@@ -282,5 +290,5 @@ if __name__ == "__main__":
     run(
         "openai",
         *(create, asynchronous, stream, asynchronous_stream, sampling_fields, tools, tools_stream, parse),
-        *(stream_helper, completions, stored, models, errors, images, embeddings, without_grant, withdrawn),
+        *(stream_helper, completions, stored, models, errors, images, embeddings, tokens, without_grant, withdrawn),
     )

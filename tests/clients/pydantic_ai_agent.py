@@ -3,9 +3,11 @@
 from typing import Any, Literal
 
 from pydantic import BaseModel
-from pydantic_ai import Agent, NativeOutput, Tool
+from pydantic_ai import Agent, NativeOutput, RunContext, Tool, ToolOutput
+from pydantic_ai.capabilities import PrepareOutputTools, PrepareTools
 from pydantic_ai.models.openai import OpenAIChatModel, OpenAIResponsesModel
 from pydantic_ai.providers.openai import OpenAIProvider
+from pydantic_ai.tools import ToolDefinition
 from scenarios import QUESTION, WEATHER, Calls, Place, run
 
 SETTINGS = {"temperature": 0, "max_tokens": 64}
@@ -48,17 +50,28 @@ async def output_type(place: Place) -> Calls:
 
 
 async def tool(place: Place) -> Calls:
-    """The model is made to call; afterwards it answers in words."""
-    asked = agent(place, tools=[Tool(weather, strict=True)])
-    node_tools: list[str] = []
-    async with asked.iter(QUESTION, model_settings={"tool_choice": ["weather"]}) as running:
-        async for node in running:
-            response = getattr(node, "model_response", None)
-            node_tools += [] if response is None else [call.tool_name for call in response.tool_calls]
-            if node_tools:
-                break
-    assert node_tools == ["weather"]
-    return Calls(1)
+    """A function tool first and the output's tool afterwards: a small model would not choose by itself."""
+
+    async def first(context: RunContext, tools: list[ToolDefinition]) -> list[ToolDefinition]:
+        return tools if context.run_step == 1 else []
+
+    async def later(context: RunContext, tools: list[ToolDefinition]) -> list[ToolDefinition]:
+        return tools if context.run_step > 1 else []
+
+    asked = agent(
+        place,
+        output_type=ToolOutput(Answer, strict=True),
+        tools=[Tool(weather, strict=True)],
+        capabilities=[PrepareTools(first), PrepareOutputTools(later)],
+    )
+    result = await asked.run(QUESTION)
+    called = [part.tool_name for message in result.all_messages() for part in message.parts if is_call(part)]
+    assert called == ["weather", "final_result"] and result.output.city in WEATHER
+    return Calls(2)
+
+
+def is_call(part: object) -> bool:
+    return getattr(part, "part_kind", "") == "tool-call"
 
 
 async def responses(place: Place) -> Calls:

@@ -5,11 +5,14 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec import Raw
 
 from core.errors import InvalidRequest
 from gateway.inference.request import MAX_ANSWERS, engine_body, parse_request
 from gateway.inference.rewrite import AnswerRewriter, engine_error_in
+from gateway.inference.target import Target
 
+NAME = Raw(b'"engine-name"')
 JSON = st.recursive(
     st.none()
     | st.booleans()
@@ -27,7 +30,18 @@ OTHERS = st.dictionaries(st.text(max_size=8).filter(lambda name: name not in UND
 
 
 def rewriter(plan):
-    return AnswerRewriter(plan, engine_model="engine-name", public_model="coder@1")
+    return AnswerRewriter(
+        Target(
+            policy="coder",
+            version=1,
+            variant="standard",
+            deployment_id="dep",
+            engine_model="engine-name",
+            public_model="coder@1",
+            plan=plan,
+            send=None,
+        )
+    )
 
 
 def parsed(endpoint="chat.completions", **fields):
@@ -38,11 +52,11 @@ def parsed(endpoint="chat.completions", **fields):
 def test_unknown_fields_reach_the_engine_unchanged(others, endpoint):
     """Whatever the client sends arrives, beside the engine's model name and what capture adds."""
     request = parse_request(endpoint, json.dumps(others | {"model": "coder"}).encode())
-    sent = json.loads(engine_body(request, "engine-name", request.plan))
+    sent = json.loads(engine_body(request, NAME, request.plan))
     added = {"return_token_ids": True, "logprobs": True if endpoint == "chat.completions" else 0}
     assert sent == others | {"model": "engine-name"} | added
     for plan in (None, request.plan.without_content()):
-        assert json.loads(engine_body(request, "engine-name", plan)) == others | {"model": "engine-name"}
+        assert json.loads(engine_body(request, NAME, plan)) == others | {"model": "engine-name"}
 
 
 @given(OTHERS, OTHERS, st.booleans(), st.booleans())

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gateway.inference.request import parse_request
-from gateway.inference.threads import Link, ThreadIndex, answer_digests, thread_of
+from gateway.inference.threads import Link, ThreadIndex, message_digest, stream_digests, thread_of
 
 TEXT = st.text(max_size=12)
 TOOL_CALLS = st.lists(
@@ -26,8 +26,8 @@ def thread(messages, tenant="ten_a", **fields):
     return thread_of(tenant, parse_request("chat.completions", body), "chat.completions")
 
 
-def whole(message):
-    return [json.dumps({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": "stop"}]}).encode()]
+def answered(asked, message):
+    return message_digest(asked, json.dumps(message).encode())
 
 
 def streamed(message):
@@ -48,8 +48,9 @@ def streamed(message):
 def test_a_conversation_is_found_by_its_answer(asked, answer, more, as_stream):
     """Whoever sends the answer back with more behind it continues the Turn that gave it, streamed or whole."""
     index = ThreadIndex()
-    digests = answer_digests(thread(asked), streamed(answer) if as_stream else whole(answer))
-    index.add(digests[0], Link("ep_1", "turn_1"))
+    asked_thread = thread(asked)
+    digest = stream_digests(asked_thread, streamed(answer))[0] if as_stream else answered(asked_thread, answer)
+    index.add(digest, Link("ep_1", "turn_1"))
     assert index.find(thread([*asked, answer, *more])) == Link("ep_1", "turn_1")
     assert index.find(thread([*asked, answer, *more], tenant="ten_b")) is None
 
@@ -58,7 +59,7 @@ def test_a_conversation_is_found_by_its_answer(asked, answer, more, as_stream):
 def test_what_carries_no_meaning_does_not_matter(asked, text):
     """Null fields, reasoning, and a text wrapped in parts leave a conversation what it is."""
     index = ThreadIndex()
-    index.add(answer_digests(thread(asked), whole({"role": "assistant", "content": text}))[0], Link("ep", "turn"))
+    index.add(answered(thread(asked), {"role": "assistant", "content": text}), Link("ep", "turn"))
     wrapped = {"role": "assistant", "content": [{"type": "text", "text": text}], "tool_calls": None}
     dressed = {"role": "assistant", "content": text, "refusal": None, "reasoning_content": "hm", "annotations": []}
     for message in (wrapped, dressed):
@@ -70,10 +71,10 @@ def test_a_rewritten_history_is_another_conversation(asked, text, other):
     """A changed answer or question is not continued; an earlier answer that still stands is."""
     index = ThreadIndex()
     first = {"role": "assistant", "content": text + "."}
-    index.add(answer_digests(thread(asked), whole(first))[0], Link("ep", "first"))
+    index.add(answered(thread(asked), first), Link("ep", "first"))
     second_question = [*asked, first, {"role": "user", "content": "b"}]
     second = {"role": "assistant", "content": other}
-    index.add(answer_digests(thread(second_question), whole(second))[0], Link("ep", "second"))
+    index.add(answered(thread(second_question), second), Link("ep", "second"))
     rewritten = [*second_question[:-1], {"role": "user", "content": "c"}, second]
     assert index.find(thread(rewritten)) == Link("ep", "first")
     changed = [*asked[:-1], {"role": "user", "content": asked[-1]["content"] + "!"}, first]

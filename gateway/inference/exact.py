@@ -1,0 +1,375 @@
+"""Token-exact conversations: what a model said before goes back to it as the ids that were sampled.
+
+For a chat request that continues an answer given here, the engine renders the conversation (``/render``), the ids
+of what is new are joined to those of the earlier Turn, and the ordinary chat route is asked with these ids in
+``kv_transfer_params.prompt_token_ids``: templating and tokenising are left out, everything else (tool and reasoning
+parsers, streams, log-probs, constrained answers, cancellation) is as ever. Whatever does not fit is asked the
+ordinary way, and counted by cause.
+
+Routes and fields: vLLM 0.32, ``entrypoints/scale_out/render`` and ``renderers/online_renderer.py``.
+"""
+
+import asyncio
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import msgspec
+import structlog
+from msgspec import Raw
+
+from core.config.schema import HoneConfig
+from core.errors import EngineError
+from core.turn import Turn
+from gateway.episodes import HeldEpisode
+from gateway.inference.base import Call
+from gateway.inference.request import InferenceRequest, engine_body
+from gateway.inference.splice import Answered, FallbackCause, Misfit, Stop, Tokens, common_suffix, continued, spliced
+from gateway.inference.target import Target
+from gateway.inference.threads import Thread
+from gateway.metrics import GatewayMetrics
+from gateway.upstream.base import Upstream, UpstreamResponse
+from store.store import Store
+
+log = structlog.get_logger(__name__)
+
+_RENDER_PATH = "/v1/chat/completions/render"
+_LOOKUP_TIMEOUT_SECONDS = 2.0
+_OK = 200
+_UNSUPPORTED = (
+    "add_generation_prompt",
+    "continue_final_message",
+    "echo",
+    "kv_transfer_params",
+    "mm_processor_kwargs",
+    "return_prompt_text",
+    "truncate_prompt_tokens",
+    "use_beam_search",
+)
+_NOT_RENDERED = frozenset({"model", "messages", "stream", "stream_options", "metadata", "store", "user"})
+_PROBES = ("b", "7")
+"""Two answers that have no token in common: what their renderings share at the end is the template's."""
+_THINKING_ENDS = "</think>"
+_FALSE = Raw(b"false")
+
+Key = tuple[str, str]
+"""Episode, and the digest of the conversation with an answer."""
+
+
+class _Said(msgspec.Struct):
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+
+    @property
+    def reasons(self) -> bool:
+        return bool(self.reasoning or self.reasoning_content) or _THINKING_ENDS in (self.content or "")
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    message: _Said | None = None
+    delta: _Said | None = None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    token_ids: list[int] | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice] = []
+    prompt_token_ids: list[int] | None = None
+
+
+class _Rendering(msgspec.Struct):
+    token_ids: list[int]
+    features: Raw = Raw(b"null")
+
+
+class _Role(msgspec.Struct):
+    role: str | None = None
+
+
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_rendering = msgspec.json.Decoder(_Rendering).decode
+_decode_messages = msgspec.json.Decoder(list[Raw]).decode
+_decode_roles = msgspec.json.Decoder(list[_Role]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(slots=True)
+class _Sampled:
+    """One choice, put together from a body or from all events of a stream."""
+
+    ids: Tokens = field(default_factory=lambda: array("I"))
+    text: str = ""
+    reasons: bool = False
+    finish: str | None = None
+    stop: int | str | None = None
+
+    def take(self, choice: _Choice) -> None:
+        self.ids.extend(choice.token_ids or ())
+        said = choice.message or choice.delta
+        if said is not None:
+            self.reasons = self.reasons or said.reasons
+            # A streamed end mark of reasoning may come in pieces.
+            self.text = self.text[-len(_THINKING_ENDS) :] + (said.content or "")
+            self.reasons = self.reasons or _THINKING_ENDS in self.text
+        self.finish = choice.finish_reason or self.finish
+        self.stop = choice.stop_reason if choice.stop_reason is not None else self.stop
+
+
+class ExactTurns:
+    """Knows the ids of the answers of this process, fetches those of others, and joins what is new to them."""
+
+    def __init__(self, *, config: HoneConfig, store: Store, upstream: Upstream, metrics: GatewayMetrics) -> None:
+        self._mode = config.gateway.token_exact
+        self._most_tokens = config.gateway.token_exact_cache_tokens
+        self._store = store
+        self._upstream = upstream
+        self.metrics = metrics
+        self._answered: OrderedDict[Key, Answered] = OrderedDict()
+        self._tokens = 0
+        self._endings: dict[str, Tokens] = {}
+        """Base → what its template writes after an answer."""
+
+    def begin(
+        self, call: Call, request: InferenceRequest, held: HeldEpisode, thread: Thread | None
+    ) -> "Continuation | None":
+        """What keeps a call token-exact; None where it is not to be, or no content may be kept."""
+        if thread is None or request.endpoint != "chat.completions" or call.caller.tenant.redact:
+            return None
+        wanted = self._mode == "all" or (self._mode == "episodes" and held.attempt)
+        if call.token_exact is not None and call.caller.training_granted:
+            wanted = call.token_exact
+        return Continuation(self, request, held, thread) if wanted else None
+
+    def remember(self, continuation: "Continuation", target: Target, payloads: Sequence[bytes]) -> None:
+        """Keep the ids of whole answers for the requests that continue them.
+
+        Raises msgspec.DecodeError when the engine's JSON has another shape than OpenAI's.
+        """
+        prompt: list[int] | None = None
+        choices: dict[int, _Sampled] = {}
+        for payload in payloads:
+            answer = _decode_answer(payload)
+            prompt = prompt or answer.prompt_token_ids
+            for choice in answer.choices:
+                choices.setdefault(choice.index, _Sampled()).take(choice)
+        if prompt is None:
+            return
+        if continuation.continues is not None:
+            # Its ids are the beginning of this Turn's; a request that goes back to it finds them in the store.
+            self._forget(continuation.continues)
+        for index, digest in enumerate(continuation.threads):
+            sampled = choices.get(index)
+            if digest and sampled is not None and sampled.ids:
+                answered = Answered(
+                    ids=array("I", prompt) + sampled.ids,
+                    prompt_length=len(prompt),
+                    rendered=continuation.rendered,
+                    stop=_stop(sampled.finish, sampled.stop),
+                    reasons=sampled.reasons,
+                    policy=target.policy,
+                    version=target.version,
+                )
+                self._keep((continuation.held.id, digest), answered)
+
+    def known(self, key: Key) -> Answered | None:
+        """An answer of this process, unless it has been forgotten."""
+        answered = self._answered.get(key)
+        if answered is not None:
+            self._answered.move_to_end(key)
+        return answered
+
+    async def stored(self, held: HeldEpisode, thread: str) -> Turn | None:
+        """The Turn of an answer that another process gave, or this one long ago. A failing store finds nothing."""
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS), self._store.reading() as work:
+                found = await work.turns.by_thread(held.tenant_id, [thread])
+                if found is None:
+                    return None
+                if found[0] == held.id:
+                    return await work.turns.get(found[1])
+                # Another Episode's answer has the same words and maybe other tokens.
+                turns = await work.turns.for_episode(held.id)
+                return next((turn for turn in reversed(turns) if turn.thread == thread), None)
+        except Exception as error:  # noqa: BLE001 - no failing look-up may break an answer
+            self.metrics.capture_failures.labels("exact_lookup").inc()
+            log.warning("exact_lookup_failed", episode_id=held.id, error=f"{type(error).__name__}: {error}")
+            return None
+
+    async def render(self, url: str, body: bytes) -> Tokens:
+        """The ids of a conversation. Raises Misfit when the engine refuses, Unreachable when it is away."""
+        try:
+            async with await self._upstream.send(b"POST", url + _RENDER_PATH, body) as response:
+                data = await response.read()
+                if response.status != _OK:
+                    log.debug("render_refused", status=response.status, body=data[:300])
+                    raise Misfit(FallbackCause.ENGINE_REFUSED)
+            rendering = _decode_rendering(data)
+        except (EngineError, msgspec.DecodeError) as error:
+            log.warning("render_failed", error=repr(error))
+            raise Misfit(FallbackCause.ENGINE_REFUSED) from error
+        if bytes(rendering.features) != b"null":
+            raise Misfit(FallbackCause.MULTIMODAL)
+        return array("I", rendering.token_ids)
+
+    async def ending(self, url: str, base: str, engine_model: str) -> Tokens:
+        """What the template of a Base writes after an answer; asked for once. Raises as ``render``."""
+        ending = self._endings.get(base)
+        if ending is None:
+            one, other = await asyncio.gather(
+                *(self.render(url, _encode(_probe(engine_model, answer))) for answer in _PROBES)
+            )
+            ending = self._endings[base] = common_suffix(one, other)
+        return ending
+
+    def forget_ending(self, base: str) -> None:
+        """It did not fit: an engine may have been started with another template."""
+        self._endings.pop(base, None)
+
+    async def send_ids(self, target: Target, ids: Tokens, body: bytes) -> UpstreamResponse:
+        """Send a chat request with the ids of its prompt."""
+        carried = _encode({"prompt_token_ids": ids.tolist()})
+        return await target.send(body[:-1] + b',"kv_transfer_params":' + carried + b"}")
+
+    def _keep(self, key: Key, answered: Answered) -> None:
+        self._forget(key)
+        self._answered[key] = answered
+        self._tokens += answered.size
+        while self._tokens > self._most_tokens:
+            self._forget(next(iter(self._answered)))
+
+    def _forget(self, key: Key) -> None:
+        forgotten = self._answered.pop(key, None)
+        if forgotten is not None:
+            self._tokens -= forgotten.size
+
+
+@dataclass(slots=True)
+class Continuation:
+    """One call of a token-exact conversation."""
+
+    parts: ExactTurns
+    request: InferenceRequest
+    held: HeldEpisode
+    thread: Thread
+    rendered: "array[int] | None" = None
+    """The rendering of the request, where the engine was given other ids."""
+    continues: Key | None = None
+    """The answer that the engine was given ids of."""
+    threads: list[str] = field(default_factory=list)
+    """Per choice: digest of the conversation with its answer, once it is known."""
+
+    async def applied_to(self, target: Target, *, url: str, base: str) -> Target:
+        """The target, asked with ids; the same one where that cannot be. Raises Unreachable when it is away."""
+        self.rendered = self.continues = None
+        if not self.thread.answered:
+            return target
+        try:
+            ids = await self._ids(target, url, base)
+        except Misfit as misfit:
+            self.fell_back(misfit.cause)
+            if misfit.cause is FallbackCause.ENDING:
+                self.parts.forget_ending(base)
+            return target
+        return replace(target, send=partial(self.parts.send_ids, target, ids))
+
+    def fell_back(self, cause: FallbackCause) -> None:
+        """The request is asked the ordinary way."""
+        self.rendered = self.continues = None
+        self.parts.metrics.exact_fallbacks.labels(cause.value).inc()
+        log.debug("exact_fallback", cause=cause.value, episode_id=self.held.id)
+
+    async def _ids(self, target: Target, url: str, base: str) -> Tokens:
+        fields = self.request.fields
+        if any(name in fields for name in _UNSUPPORTED):
+            raise Misfit(FallbackCause.UNSUPPORTED_FIELD)
+        messages, last = _split(fields["messages"])
+        digest = self.thread.answered[0].hex()
+        answered = self.parts.known((self.held.id, digest))
+        body = engine_body(self.request, target.engine_model_json)
+        if answered is not None:
+            _check_model(answered, target)
+            full = await self.parts.render(url, body)
+            rendered = answered.prompt if answered.rendered is None else answered.rendered
+        else:
+            turn = await self.parts.stored(self.held, digest)
+            answered = None if turn is None else _answered(turn)
+            if turn is None or answered is None:
+                raise Misfit(FallbackCause.UNKNOWN_ANSWER)
+            _check_model(answered, target)
+            earlier = self._body(target, messages[:last])
+            full, rendered = await asyncio.gather(self.parts.render(url, body), self.parts.render(url, earlier))
+            if rendered != answered.prompt and not _rendered_alike(turn.sampling, fields):
+                raise Misfit(FallbackCause.TEMPLATE)
+        ids = continued(answered, rendered, full)
+        if ids is None:
+            closed, ending = await asyncio.gather(
+                self.parts.render(url, self._body(target, messages[: last + 1], add_generation_prompt=_FALSE)),
+                self.parts.ending(url, base, target.engine_model),
+            )
+            ids = spliced(answered, rendered, full, closed, ending, keep_stop_text=self.held.attempt)
+        self.rendered, self.continues = (None if ids == full else full), (self.held.id, digest)
+        self.parts.metrics.exact_turns.labels("as_rendered" if self.rendered is None else "kept").inc()
+        return ids
+
+    def _body(self, target: Target, messages: Sequence[Raw], **more: Raw) -> bytes:
+        """The request with a part of its messages."""
+        return _encode({**self.request.fields, "model": target.engine_model_json, "messages": messages, **more})
+
+
+def _split(raw: Raw) -> tuple[list[Raw], int]:
+    """The messages, and the index of the last one of the assistant."""
+    messages, roles = _decode_messages(raw), _decode_roles(raw)
+    return messages, max(index for index, message in enumerate(roles) if message.role == "assistant")
+
+
+def _check_model(answered: Answered, target: Target) -> None:
+    if (answered.policy, answered.version) != (target.policy, target.version):
+        raise Misfit(FallbackCause.OTHER_MODEL)
+
+
+def _answered(turn: Turn) -> Answered | None:
+    """A stored Turn; None where its ids are not whole."""
+    if not (turn.exact and turn.content_kept and turn.prompt_ids and turn.output_ids):
+        return None
+    said = [turn.response.get(name) for name in ("reasoning", "reasoning_content")]
+    content = turn.response.get("content")
+    return Answered(
+        ids=array("I", turn.prompt_ids + turn.output_ids),
+        prompt_length=len(turn.prompt_ids),
+        rendered=None,
+        stop=_stop(turn.finish_reason, None),
+        reasons=any(said) or (isinstance(content, str) and _THINKING_ENDS in content),
+        policy=turn.policy,
+        version=turn.version,
+    )
+
+
+def _stop(finish: str | None, reason: int | str | None) -> Stop:
+    if finish == "length":
+        return "length"
+    return "end" if reason is None else "text"
+
+
+def _rendered_alike(sampling: Mapping[str, Any], fields: Mapping[str, Raw]) -> bool:
+    """Whether two requests agree in whatever may show in a rendering: in all fields that are no numbers."""
+    now = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_RENDERED}
+    return _settings(now) == _settings(sampling)
+
+
+def _settings(fields: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in fields.items()
+        if name not in _NOT_RENDERED and value is not None and not isinstance(value, int | float)
+    }
+
+
+def _probe(engine_model: str, answer: str) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+    return {"model": engine_model, "messages": messages, "add_generation_prompt": False}
