@@ -1,25 +1,21 @@
 """Raw ASGI for the hot path: types, headers, bodies, and a watch on the client's connection."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from typing import Any, TypeAlias
 
 from gateway.errors import BodyTooLarge
+from gateway.http.base import ClientLeft, RawHeaders
 
 Scope: TypeAlias = MutableMapping[str, Any]
 Message: TypeAlias = MutableMapping[str, Any]
 Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 AsgiApp: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-RawHeaders: TypeAlias = Sequence[tuple[bytes, bytes]]
 
 
 MAX_BODY_BYTES = 32 * 1024 * 1024
 """Longest request body."""
-
-
-class ClientLeft(Exception):
-    """The client closed its connection before the answer was complete. Never leaves the gateway."""
 
 
 def header_map(scope: Scope) -> Mapping[bytes, bytes]:

@@ -8,10 +8,9 @@ from core.access import Scope
 from core.errors import PermissionDenied
 from gateway.asgi import header_map
 from gateway.auth import Caller, require_scope
+from gateway.consent import may_train
 from gateway.dependencies import gateway_of
 
-_CONSENTING = (None, "true", "1")
-"""Values of ``x-hone-train`` that leave the consent of tenant and key as it is; any other one withdraws it."""
 LONGEST_ID = 256
 _PRINTABLE = r"^[\x21-\x7e]+$"
 
@@ -38,8 +37,7 @@ async def feedback_caller(request: Request) -> Caller:
 
 def consent_of(request: Request, caller: Caller) -> bool:
     """Whether what this request brings may train: granted by tenant or key, and not withdrawn by the request."""
-    sent = request.headers.get("x-hone-train")
-    return caller.training_granted and (sent if sent is None else sent.strip().lower()) in _CONSENTING
+    return caller.training_granted and may_train(header_map(request.scope))
 
 
 InferenceCaller = Annotated[Caller, Depends(inference_caller)]

@@ -80,7 +80,7 @@ class Episodes:
         A store that is away breaks no answer: the Turn then opens an Episode of its own, and that is counted.
         """
         if episode_id is None:
-            return self._open(key)
+            return self.open(key)
         held = self._held.get(episode_id)
         if held is not None and held.tenant_id != key.tenant_id:
             held = None
@@ -101,7 +101,7 @@ class Episodes:
                 return self._touch(held)
             self._metrics.capture_failures.labels("episode_lookup").inc()
             log.warning("episode_lookup_failed", episode_id=episode_id, error=f"{type(error).__name__}: {error}")
-            return self._open(key)
+            return self.open(key)
         if stored.new:
             return self._touch(self._held.setdefault(stored.id, stored))
         if held is not None:
@@ -119,11 +119,11 @@ class Episodes:
         """
         link = await self.link_of(key, thread)
         if link is None:
-            return self._open(key), None
+            return self.open(key), None
         try:
             return await self.find(key, link.episode_id), link
         except (Conflict, NotFound):
-            return self._open(key), None
+            return self.open(key), None
 
     async def link_of(self, key: ApiKey, thread: Thread) -> Link | None:
         """The Turn whose answer is the last one in a conversation that was given here, or by another process."""
@@ -162,7 +162,8 @@ class Episodes:
         """An Episode takes no more Turns: the store is asked at the next use of its id."""
         self._held.pop(episode_id, None)
 
-    def _open(self, key: ApiKey) -> HeldEpisode:
+    def open(self, key: ApiKey) -> HeldEpisode:
+        """A new Episode; its row is written with its first Turn."""
         held = HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
         self._held[held.id] = held
         return self._touch(held)

@@ -2,7 +2,6 @@
 
 import platform
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +9,9 @@ from pathlib import Path
 from typing import Literal
 
 from core.config.schema import HoneConfig
+from core.errors import MachineError
 from core.noun import Noun
+from serving.ports import bound
 
 _NEEDED_DISK_GIB = 5
 _NEEDED_MEMORY_GIB = 6
@@ -143,17 +144,10 @@ def _disk(config: HoneConfig) -> Finding:
 
 
 def _gateway_port(config: HoneConfig) -> Finding:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((config.gateway.host, config.gateway.port))
-        except OSError as error:
-            return Finding(
-                name="gateway port",
-                state="warning",
-                detail=f"{config.gateway.port}: {error.strerror}",
-                hint="Hone may be running already; else set gateway.port",
-            )
+    try:
+        bound(config.gateway.host, config.gateway.port, hint="Hone may be running already; else set gateway.port").close()
+    except MachineError as error:
+        return Finding(name="gateway port", state="warning", detail=error.message, hint=error.hint or "")
     return Finding(name="gateway port", state="ok", detail=f"{config.gateway.port} is free")
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import uvicorn
 
-from core.errors import MachineError
+from serving.ports import bound
 
 _GRACE_SECONDS = 10
 
@@ -24,20 +24,10 @@ class QuietServer(uvicorn.Server):
 
 def listen(host: str, port: int, *, key: str) -> socket.socket:
     """A bound socket; raises MachineError that names ``key``, the configuration key of the port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    variable = f"HONE_{key.replace('.', '__').upper()}"
+    listener = bound(host, port, hint=f"stop what listens there, or set {key} ({variable})")
     # Inherited by what it accepts: head and body of a small answer must not wait for each other's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    try:
-        listener.bind((host, port))
-    except OSError as error:
-        listener.close()
-        variable = f"HONE_{key.replace('.', '__').upper()}"
-        raise MachineError(
-            f"port {port} on {host} is not free: {error.strerror}",
-            hint=f"stop what listens there, or set {key} ({variable})",
-        ) from error
     return listener
 
 

@@ -17,7 +17,7 @@ from serving.engines.base import Engine
 from serving.engines.vllm import VllmEngine
 from serving.fleet_metrics import FleetMetrics
 from serving.fleet_records import FleetRecords
-from serving.launch import check_port
+from serving.ports import check_port
 from serving.provision import Provisioner
 from serving.reconciler import Reconciler
 from serving.replica import Replica

@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import socket
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,26 +53,6 @@ async def find_build(python: str) -> Build:
     if found == "cuda":
         return "cuda"
     raise MachineError(f"the environment of '{python}' holds no vLLM", hint=hint)
-
-
-def free_port(host: str) -> int:
-    """A port that nobody listens on at the moment."""
-    with socket.socket() as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
-
-
-def check_port(host: str, port: int) -> None:
-    """MachineError when ``port`` is taken: vLLM would find out a minute later."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise MachineError(
-                f"port {port} on {host} cannot be used: {error.strerror}",
-                hint="end what listens there, or set fleet.first_port (0: free ports)",
-            ) from error
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,9 @@ from core.ids import DEPLOYMENT, new_id
 from core.policy import Base
 from core.variant import Deployment, DeploymentStatus, Variant
 from serving.engines.base import Engine
-from serving.launch import Build, Launch, find_build, free_port, speculation_of
+from serving.launch import Build, Launch, find_build, speculation_of
 from serving.launcher import EngineProcess, end_leftover
+from serving.ports import free_port
 from serving.replica import Replica
 from store.store import Store
 

@@ -19,7 +19,7 @@ from bench.gateway.load import LoadGenerator, Target, Window, Workload, request_
 from bench.gateway.machine import GATEWAY_CORE, describe, pinned, tree_pss_mb
 from bench.gateway.ours import POLICY, Hone
 from bench.gateway.results import Findings
-from gateway.capture.frames import append_frame
+from gateway.capture.frames import frame_parts
 from gateway.capture.record import CapturedCall
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -130,11 +130,8 @@ class Bench:
         if not self._samples:
             say("recording: nothing was found in the journal")
             return
-        buffer = bytearray()
-        for call in self._samples:
-            append_frame(buffer, call)
         samples = self._folder / "samples"
-        samples.write_bytes(buffer)
+        samples.write_bytes(b"".join(part for call in self._samples for part in frame_parts(call)))
         arguments = [str(samples), str(self._folder / "recording"), str(self._plan.records)]
         command = pinned(GATEWAY_CORE, [sys.executable, "-m", "bench.gateway.recording", *arguments])
         done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)

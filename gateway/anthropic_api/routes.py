@@ -29,12 +29,13 @@ from gateway.anthropic_api.stream import MessageStream
 from gateway.asgi import header_map
 from gateway.auth import Caller
 from gateway.callers import inference_caller
+from gateway.consent import may_train
 from gateway.dependencies import BEARER, gateway_of
 from gateway.inference.base import Call, Exchange
 from gateway.inference.request import InferenceRequest, parse_request
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import MODEL_LABEL
-from gateway.openai_api.endpoint import header_text, may_train
+from gateway.openai_api.endpoint import header_text
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic API"], dependencies=[Depends(BEARER)])
 

@@ -18,7 +18,7 @@ import structlog
 
 from core.errors import StoreError
 from core.turn import Turn
-from gateway.capture.frames import append_frame, decode_call
+from gateway.capture.frames import decode_call, frame_parts
 from gateway.capture.position import add_counts
 from gateway.capture.prepared import PreparedCall, prepare_call, set_aside_form
 from gateway.capture.reader import CORRUPT, JournalReader
@@ -268,8 +268,7 @@ class Drain:
         prepared.lost["rejected"] += max(1, len(call.turn_ids))
         folder = self._root / REJECTED
         folder.mkdir(mode=0o700, exist_ok=True)
-        frame = bytearray()
-        append_frame(frame, set_aside_form(call))
+        frame = b"".join(frame_parts(set_aside_form(call)))
         name = call.turn_ids[0] if call.turn_ids else call.request_id
         file = os.open(folder / f"{name}.call", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:

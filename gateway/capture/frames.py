@@ -16,10 +16,9 @@ from gateway.capture.record import CapturedCall
 
 _NUMBERS = struct.Struct("<II")
 _HEADER = struct.Struct("<III")
-_ROOM = bytes(_HEADER.size)
 HEADER_BYTES = _HEADER.size
 
-_encode_into = msgspec.msgpack.Encoder().encode_into
+_encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(CapturedCall).decode
 
 
@@ -41,25 +40,11 @@ class Split:
         return self.ends[-1] if self.ends else 0
 
 
-def append_frame(buffer: bytearray, call: CapturedCall) -> int:
-    """Encode ``call`` at the end of ``buffer``; the number of bytes added. Each payload is copied once.
-
-    Raises TypeError or OverflowError for a record that MessagePack cannot hold, with ``buffer`` as it was.
-    """
-    start = len(buffer)
-    body = start + _HEADER.size
-    buffer += _ROOM
-    try:
-        _encode_into(call, buffer, body)
-    except Exception:
-        del buffer[start:]
-        raise
-    with memoryview(buffer) as view, view[body:] as encoded:
-        checksum = zlib.crc32(encoded)
-    length = len(buffer) - body
-    numbers = _NUMBERS.pack(length, checksum)
-    _HEADER.pack_into(buffer, start, length, checksum, zlib.crc32(numbers))
-    return _HEADER.size + length
+def frame_parts(call: CapturedCall) -> tuple[bytes, bytes]:
+    """Header and body of a frame. Raises TypeError or OverflowError for a record that MessagePack cannot hold."""
+    body = _encode(call)
+    length, checksum = len(body), zlib.crc32(body)
+    return _HEADER.pack(length, checksum, zlib.crc32(_NUMBERS.pack(length, checksum))), body
 
 
 def split_frames(data: bytes, most: int) -> Split:

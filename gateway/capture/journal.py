@@ -19,7 +19,7 @@ import structlog
 
 from core import ids
 from core.config.schema import HoneConfig
-from gateway.capture.frames import append_frame
+from gateway.capture.frames import frame_parts
 from gateway.capture.record import CapturedCall
 
 log = structlog.get_logger(__name__)
@@ -36,6 +36,8 @@ DISK_ERROR = "journal_disk_error"
 _MOST_PENDING_BYTES = 16 * 1024 * 1024
 """What is held in memory while the disk refuses to be written."""
 _RETRY_SECONDS = 0.5
+_MOST_VECTORS = 1024
+"""Of one ``writev`` (IOV_MAX)."""
 
 Lost = Callable[[str, int], None]
 """Told the cause and the number of Turns."""
@@ -84,7 +86,8 @@ class Journal:
         """Files of earlier segments that the disk itself may not have yet."""
         self._segment_bytes = segment_bytes
         self._segment_seconds = segment_seconds
-        self._buffer = bytearray()
+        self._pending: list[bytes] = []
+        self._pending_bytes = 0
         self._buffered_turns = 0
         self._scheduled = False
         self._lock: int | None = None
@@ -111,7 +114,7 @@ class Journal:
     @property
     def undrained_bytes(self) -> int:
         """Bytes not known to be in the store."""
-        return self._offset - self._drained + len(self._buffer)
+        return self._offset - self._drained + self._pending_bytes
 
     @property
     def undrained_turns(self) -> int:
@@ -125,11 +128,13 @@ class Journal:
 
     def append(self, call: CapturedCall) -> bool:
         """Take one record; False: there is no room, and its Turns were reported as lost."""
-        if self.error is not None and len(self._buffer) >= _MOST_PENDING_BYTES:
+        if self.error is not None and self._pending_bytes >= _MOST_PENDING_BYTES:
             return self._refuse(self.cause, call)
         if self.undrained_bytes >= self._capacity:
             return self._refuse(JOURNAL_FULL, call)
-        append_frame(self._buffer, call)
+        header, body = frame_parts(call)
+        self._pending += (header, body)
+        self._pending_bytes += len(header) + len(body)
         self._buffered_turns += len(call.turn_ids)
         if not self._scheduled and self._schedule is not None:
             self._scheduled = True
@@ -139,7 +144,7 @@ class Journal:
     def write(self) -> None:
         """Hand all that was appended to the operating system; while the disk fails, try again at times."""
         self._scheduled = False
-        if not self._buffer or (self.error is not None and time.monotonic() < self._retry_at):
+        if not self._pending or (self.error is not None and time.monotonic() < self._retry_at):
             return
         try:
             if self._file is None or self._size >= self._segment_bytes:
@@ -151,12 +156,12 @@ class Journal:
         if self.error is not None:
             log.info("journal_writable_again", folder=str(self.folder))
             self.error = None
-        self._size += len(self._buffer)
-        self._offset += len(self._buffer)
+        self._size += self._pending_bytes
+        self._offset += self._pending_bytes
         self._marks.append((self._offset, self._buffered_turns))
         self._undrained_turns += self._buffered_turns
         self._buffered_turns = 0
-        self._buffer.clear()
+        self._forget_pending()
         self._unsynced = True
 
     def drained(self, offset: int) -> None:
@@ -203,7 +208,7 @@ class Journal:
         if self._buffered_turns:
             self._lost(self.cause, self._buffered_turns)
             self._buffered_turns = 0
-            self._buffer.clear()
+            self._forget_pending()
         if self._syncs and self._file is not None:
             with contextlib.suppress(OSError):  # The disk has said so before; stopping goes on.
                 _sync([*self._closed, self._file], self.folder)
@@ -219,10 +224,17 @@ class Journal:
 
     def _write_all(self) -> None:
         assert self._file is not None
-        with memoryview(self._buffer) as data:
-            written = os.write(self._file, data)
-            while written < len(data):
-                written += os.write(self._file, data[written:])
+        for start in range(0, len(self._pending), _MOST_VECTORS):
+            parts = self._pending[start : start + _MOST_VECTORS]
+            written, total = os.writev(self._file, parts), sum(map(len, parts))
+            if written < total:
+                with memoryview(b"".join(parts)) as data:
+                    while written < total:
+                        written += os.write(self._file, data[written:])
+
+    def _forget_pending(self) -> None:
+        self._pending.clear()
+        self._pending_bytes = 0
 
     def _failed(self, error: OSError) -> None:
         """Take a half-written frame back, and remember what is wrong."""
@@ -240,7 +252,7 @@ class Journal:
             os.close(self._file)
             self._file = None
             # The next segment begins behind whatever half a frame stands in this one.
-            self._offset += len(self._buffer)
+            self._offset += self._pending_bytes
 
     def _open_segment(self) -> None:
         if not self.folder.exists():

@@ -19,6 +19,8 @@ from gateway.capture.record import CapturedCall
 
 _UNKNOWN_LOGPROB = -9999.0
 """vLLM writes this where it has no log-prob for a token."""
+_MOST_TOOL_CALLS = 4096
+"""Of one answer: an engine's ``index`` must not decide how much memory is used."""
 _NOT_SAMPLING = frozenset({"model", "messages", "prompt", "stream", "stream_options"})
 
 
@@ -190,6 +192,8 @@ def merge_delta(message: Message, delta: Message) -> None:
 
 def _merge_tool_call(calls: list[Message], part: Message) -> None:
     index = part.get("index", len(calls))
+    if not 0 <= index < _MOST_TOOL_CALLS:
+        raise msgspec.ValidationError(f"no tool call can have the index {index}")
     while len(calls) <= index:
         calls.append({})
     merge_delta(calls[index], {name: value for name, value in part.items() if name != "index"})

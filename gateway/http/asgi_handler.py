@@ -9,8 +9,7 @@ from core import ids
 from gateway import asgi
 from gateway.asgi import ClientWatch
 from gateway.errors import JSON_HEADER, BodyTooLarge, encode, error_body, error_headers, internal_error_body
-from gateway.http import base
-from gateway.http.base import HotHandler, RawHeaders
+from gateway.http.base import ClientLeft, HotHandler, RawHeaders
 
 log = structlog.get_logger(__name__)
 
@@ -88,14 +87,14 @@ def asgi_app(handler: HotHandler) -> asgi.AsgiApp:
             head = [*error_headers(error), (b"connection", b"close")]
             await asgi.send_answer(send, error.status, head, encode(error_body(error)))
             return
-        except asgi.ClientLeft:
+        except ClientLeft:
             return
         watch = ClientWatch(receive)
         request = AsgiRequest(scope, body, watch, send)
         try:
             with watch:
                 await _run(handler, request)
-        except (base.ClientLeft, asgi.ClientLeft, asyncio.CancelledError):
+        except (ClientLeft, asyncio.CancelledError):
             if not watch.left:
                 raise
         else:
@@ -109,7 +108,7 @@ async def _run(handler: HotHandler, request: AsgiRequest) -> None:
         await handler(request)
         if not request.complete and not request.left:
             raise RuntimeError("the handler ended without a whole answer")
-    except base.ClientLeft:
+    except ClientLeft:
         raise
     except Exception as error:
         request_id = ids.new_id(ids.REQUEST)

@@ -79,6 +79,13 @@ class Dispatch:
         what the routing table raises; of several failures the last one.
         """
         try:
+            if exact is None and self._routing.serves(request.model):
+                # The usual way, without the layers in between: each one costs.
+                route = self._first_route(request.model, held)
+                try:
+                    return await self._try(request, self._target(request, route, plan))
+                except Unreachable as error:
+                    return await self._try_others(request, request.model, route, plan, exact, error)
             return await self._attempt(request, request.model_text, request.model, held, plan, exact)
         except TRANSIENT as error:
             return await self._attempt_again(request, held, plan, exact, error)
@@ -162,18 +169,39 @@ class Dispatch:
         exact: Continuation | None,
     ) -> Sent:
         route = self._first_route(model, held)
+        try:
+            return await self._try_route(request, route, plan, exact)
+        except Unreachable as error:
+            return await self._try_others(request, model, route, plan, exact, error)
+
+    async def _try_others(
+        self,
+        request: InferenceRequest,
+        model: ModelName,
+        route: Route,
+        plan: CapturePlan,
+        exact: Continuation | None,
+        error: Unreachable,
+    ) -> Sent:
+        """Other replicas that hold the version of ``route``, which did not answer."""
         failed: set[str] = set()
         while True:
+            failed.add(route.deployment.id)
+            self._metrics.engine_retries.inc()
+            log.warning("replica_unreachable", deployment_id=route.deployment.id, error=str(error))
+            route = self._other_route(model, route, failed, error)
             try:
-                target = self._target(request, route, plan)
-                if exact is None:
-                    return await self._try(request, target)
-                return await self._try_exactly(request, target, route, exact)
-            except Unreachable as error:
-                failed.add(route.deployment.id)
-                self._metrics.engine_retries.inc()
-                log.warning("replica_unreachable", deployment_id=route.deployment.id, error=str(error))
-                route = self._other_route(model, route, failed, error)
+                return await self._try_route(request, route, plan, exact)
+            except Unreachable as another:
+                error = another
+
+    async def _try_route(
+        self, request: InferenceRequest, route: Route, plan: CapturePlan, exact: Continuation | None
+    ) -> Sent:
+        target = self._target(request, route, plan)
+        if exact is None:
+            return await self._try(request, target)
+        return await self._try_exactly(request, target, route, exact)
 
     async def _try_exactly(
         self, request: InferenceRequest, target: Target, route: Route, exact: Continuation

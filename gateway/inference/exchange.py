@@ -13,7 +13,7 @@ from gateway.episodes import HeldEpisode
 from gateway.inference.base import Call, RawHeader
 from gateway.inference.request import InferenceRequest
 from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
-from gateway.inference.stream import DONE, EventSplitter, event_data, frame
+from gateway.inference.stream import DONE, EventSplitter, event_data, frame, with_data
 from gateway.inference.target import Target
 from gateway.limits.base import Admission
 from gateway.metrics import GatewayMetrics
@@ -25,6 +25,8 @@ log = structlog.get_logger(__name__)
 _MOST_TURN_IDS_SHOWN = 128
 """Clients bound the size of a header; a list of prompts can have more answers than this."""
 _TAIL_SECONDS = 1.0
+UNREADABLE = (msgspec.DecodeError, RecursionError)
+"""What JSON decoding raises for other text than JSON, and for JSON that is nested too deeply."""
 _PREFIX = b"data: "
 _END = b"\n\n"
 
@@ -123,7 +125,7 @@ class EngineExchange:
             raise EngineError(f"the engine broke off its answer: {error}") from error
         try:
             seen = self._rewriter.answer(body)
-        except msgspec.DecodeError as error:
+        except UNREADABLE as error:
             raise EngineError(f"the engine's answer cannot be read: {error}") from error
         if self.keeps_content:
             self.payloads.append(body)
@@ -170,7 +172,8 @@ class EngineExchange:
         """Put what the client may see of ``events`` into ``pieces``; whether the stream has ended, well or badly."""
         rewriter, kept = self._rewriter, self.payloads if self.keeps_content else None
         for event in events:
-            data = event[6:] if event.startswith(_PREFIX) and b"\n" not in event else event_data(event)
+            plain = event.startswith(_PREFIX) and b"\n" not in event
+            data = event[6:] if plain else event_data(event)
             if data is None:
                 pieces.append(event + _END)
                 continue
@@ -188,14 +191,14 @@ class EngineExchange:
                 if kept is not None:
                     kept.append(data)
                 seen = rewriter.chunk(data)
-            except msgspec.DecodeError as error:
+            except UNREADABLE as error:
                 # Whatever this is, the client shall have it; the Turn is lost when it is built.
                 self.metrics.capture_failures.labels("unreadable_chunk").inc()
                 log.warning("chunk_unreadable", request_id=self.call.request_id, error=str(error))
                 pieces.append(event + _END)
                 continue
             if seen is not None:
-                pieces += (_PREFIX, seen, _END)
+                pieces += (_PREFIX, seen, _END) if plain else (with_data(event, seen),)
         return False
 
     async def finish_reading(self) -> None:

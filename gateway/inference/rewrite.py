@@ -10,6 +10,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_choices = msgspec.json.Decoder(list[Fields]).decode
 _encode = msgspec.json.Encoder().encode
 _NULL = Raw(b"null")
+_NO = Raw(b"")
 _CONTENT_FIELDS = ("token_ids", "prompt_token_ids")
 _USAGE = b'"usage":'
 
@@ -21,26 +22,43 @@ class TokenUsage(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class _Choice(msgspec.Struct):
+    message: Raw = _NO
+    delta: Raw = _NO
+    finish_reason: Raw = _NULL
+    logprobs: Raw = _NULL
+    token_ids: Raw = _NULL
+    prompt_token_ids: Raw = _NULL
+
+
+class _Captured(msgspec.Struct):
+    choices: list[_Choice] = []
+    prompt_token_ids: Raw = _NULL
+    usage: TokenUsage | None = None
+
+
 class _WithUsage(msgspec.Struct):
     usage: TokenUsage | None = None
 
 
+_decode_captured = msgspec.json.Decoder(_Captured).decode
 _decode_usage = msgspec.json.Decoder(_WithUsage).decode
-_decode_token_usage = msgspec.json.Decoder(TokenUsage | None).decode
 
 
 class AnswerRewriter:
     """Turns the engine's JSON into the client's, and notes the usage on the way.
 
-    What was added is replaced by null, which is what an engine writes where nothing was asked for. Where only the
-    model's name differs, the bytes are kept as they came: inside a JSON string a quote is escaped, so the bytes of
-    the name's field cannot be a part of what was said.
+    What was added is replaced by null, which is what an engine writes where nothing was asked for; all other bytes
+    stay as they came. They are cut out by their own bytes: in a JSON string a quote is escaped, so those of a field
+    cannot be a part of what was said. An engine that writes spaces gets its answers decoded and written anew.
     """
 
     def __init__(self, target: Target) -> None:
         plan = target.plan
         self._target = target
-        self._plan = plan
+        self._token_ids = plan.token_ids
+        self._logprobs = plan.logprobs
+        self._hides_usage = plan.usage
         self._content = plan.token_ids or plan.logprobs
         self.usage: TokenUsage | None = None
         """Of the whole answer, once it has been seen."""
@@ -50,52 +68,75 @@ class AnswerRewriter:
     def answer(self, body: bytes) -> bytes:
         """A whole answer. Raises msgspec.DecodeError when it is not the JSON that an engine answers with."""
         target = self._target
-        if not self._content and target.engine_field in body:
+        if not self._content:
             self.usage = _decode_usage(body).usage
-            return body.replace(target.engine_field, target.public_field, 1)
-        fields = _decode_fields(body)
-        usage = fields.get("usage")
-        if usage is not None:
-            self.usage = _decode_token_usage(usage)
-        for number, choice in enumerate(self._rewrite(fields)):
-            message = choice.get("message")
-            if message is not None:
-                self.messages[number] = message
-        return _encode(fields)
+            return self._renamed(body)
+        captured = _decode_captured(body)
+        self.usage = captured.usage
+        for number, choice in enumerate(captured.choices):
+            self.messages[number] = choice.message
+        if target.engine_field not in body:
+            return self._written_anew(body)
+        return self._without_content(body, captured).replace(target.engine_field, target.public_field, 1)
 
     def chunk(self, data: bytes) -> bytes | None:
         """One event of a stream; None: the client is not to see it. Raises msgspec.DecodeError as ``answer``."""
-        counted = _USAGE in data
-        if not counted and not self._content and self._target.engine_field in data:
-            return data.replace(self._target.engine_field, self._target.public_field, 1)
-        if counted:
-            self.usage = _decode_usage(data).usage or self.usage
-        fields = _decode_fields(data)
-        choices = self._rewrite(fields)
-        if counted and self._plan.usage and not choices:
+        if not self._content and _USAGE not in data:
+            return self._renamed(data)
+        captured = _decode_captured(data)
+        choices = captured.choices
+        if captured.usage is not None:
+            self.usage = captured.usage
+            if self._hides_usage and not choices:
+                return None
+        if not self._content:
+            return self._renamed(data)
+        if choices and all(map(_says_nothing, choices)):
             return None
-        if choices and self._content and all(map(_says_nothing, choices)):
-            return None
+        target = self._target
+        if target.engine_field not in data:
+            return self._written_anew(data)
+        return self._without_content(data, captured).replace(target.engine_field, target.public_field, 1)
+
+    def _renamed(self, body: bytes) -> bytes:
+        target = self._target
+        if target.engine_field in body:
+            return body.replace(target.engine_field, target.public_field, 1)
+        fields = _decode_fields(body)
+        fields["model"] = target.public_model_json
         return _encode(fields)
 
-    def _rewrite(self, fields: Fields) -> list[Fields]:
+    def _without_content(self, body: bytes, captured: _Captured) -> bytes:
+        for choice in captured.choices:
+            if self._logprobs and choice.logprobs is not _NULL:
+                body = _nulled(body, b'"logprobs":', choice.logprobs)
+            if self._token_ids and choice.token_ids is not _NULL:
+                body = _nulled(body, b'"token_ids":', choice.token_ids)
+            if self._token_ids and choice.prompt_token_ids is not _NULL:
+                body = _nulled(body, b'"prompt_token_ids":', choice.prompt_token_ids)
+        if self._token_ids and captured.prompt_token_ids is not _NULL:
+            body = _nulled(body, b'"prompt_token_ids":', captured.prompt_token_ids)
+        return body
+
+    def _written_anew(self, body: bytes) -> bytes:
+        fields = _decode_fields(body)
         fields["model"] = self._target.public_model_json
-        raw = fields.get("choices")
-        choices = [] if raw is None else _decode_choices(raw)
-        if not self._content:
-            return choices
-        token_ids, logprobs = self._plan.token_ids, self._plan.logprobs
-        if token_ids and "prompt_token_ids" in fields:
+        if self._token_ids and "prompt_token_ids" in fields:
             fields["prompt_token_ids"] = _NULL
-        for choice in choices:
-            if token_ids:
-                for name in _CONTENT_FIELDS:
-                    if name in choice:
-                        choice[name] = _NULL
-            if logprobs and "logprobs" in choice:
-                choice["logprobs"] = _NULL
-        fields["choices"] = Raw(_encode(choices))
-        return choices
+        raw = fields.get("choices")
+        if raw is not None:
+            choices = _decode_choices(raw)
+            for choice in choices:
+                self._null_fields(choice)
+            fields["choices"] = Raw(_encode(choices))
+        return _encode(fields)
+
+    def _null_fields(self, choice: Fields) -> None:
+        for name in _CONTENT_FIELDS if self._token_ids else ():
+            if name in choice:
+                choice[name] = _NULL
+        if self._logprobs and "logprobs" in choice:
+            choice["logprobs"] = _NULL
 
 
 def engine_error_in(data: bytes) -> Fields | None:
@@ -108,7 +149,18 @@ def engine_error_in(data: bytes) -> Fields | None:
     return fields
 
 
-def _says_nothing(choice: Fields) -> bool:
+def _nulled(body: bytes, name: bytes, value: Raw) -> bytes:
+    """``body`` with the first field of this name and value nulled."""
+    found = bytes(value)
+    start = body.find(name) + len(name)
+    while start >= len(name):
+        end = start + len(found)
+        if body[start:end] == found:
+            return b"%bnull%b" % (body[:start], body[end:])
+        start = body.find(name, start) + len(name)
+    return body
+
+
+def _says_nothing(choice: _Choice) -> bool:
     """An engine with a tool or reasoning parser sends such chunks only because token ids were asked for."""
-    delta, finish = choice.get("delta"), choice.get("finish_reason")
-    return delta is not None and bytes(delta) == b"{}" and (finish is None or bytes(finish) == b"null")
+    return bytes(choice.delta) == b"{}" and bytes(choice.finish_reason) == b"null"

@@ -88,21 +88,27 @@ class OpenExchange:
                 await self._wait_for_turn(self._call.idempotency_key)
             return await self._open(started_at, clock)
         except BaseException:
-            await self._release()
+            self._release()
+            if self._stack is not None:
+                await self._stack.aclose()
             raise
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         """Give everything back, and record what was answered."""
+        exchange = self._exchange
         try:
-            if self._exchange is not None:
-                self._settle(self._exchange)
-                if self._exchange.answered:
-                    self._record(self._exchange)
-                await self._exchange.finish_reading()
+            if exchange is not None:
+                self._settle(exchange)
+                if exchange.answered:
+                    self._record(exchange)
+                if self._request.stream:
+                    await exchange.finish_reading()
         finally:
-            await self._release()
+            self._release()
+            if self._stack is not None:
+                await self._stack.aclose()
 
     async def _wait_for_turn(self, key: str) -> None:
         service, tenant_id = self._service, self._call.caller.key.tenant_id
@@ -117,7 +123,14 @@ class OpenExchange:
             caller, request.model_text, stream=request.stream, tokens=request.most_tokens
         )
         repeated = self._repeated
-        held = await self._find_episode()
+        if call.consent or call.store:
+            # Nothing is derived from the messages of a call of which no content is kept.
+            self._thread = thread_of(caller.key.tenant_id, request, call.surface)
+        named = self._episode_id()
+        if named is None and (self._thread is None or not self._thread.answered):
+            held = service.episodes.open(caller.key)
+        else:
+            held = await self._find_episode(named)
         if not held.may_train:
             call.may_train = False
         keeps = call.consent or call.store
@@ -148,23 +161,17 @@ class OpenExchange:
             return (f"{ids.TURN}_{held.id.partition('_')[2]}",)
         return tuple([ids.new_id(ids.TURN) for _ in range(choices)])
 
-    async def _find_episode(self) -> HeldEpisode:
-        """The Episode that is named, else the one that the messages continue.
-
-        Nothing is derived from the messages of a call of which no content is kept.
-        """
-        service, call, named = self._service, self._call, self._episode_id()
-        key = call.caller.key
-        if call.consent or call.store:
-            self._thread = thread_of(key.tenant_id, self._request, call.surface)
-        if self._thread is None:
-            return await service.episodes.find(key, named)
+    async def _find_episode(self, named: str | None) -> HeldEpisode:
+        """The Episode that is named, else the one that the messages continue."""
+        episodes, key, thread = self._service.episodes, self._call.caller.key, self._thread
+        if thread is None:
+            return await episodes.find(key, named)
         if named is None:
-            held, self._link = await service.episodes.continued(key, self._thread)
+            held, self._link = await episodes.continued(key, thread)
             return held
-        held = await service.episodes.find(key, named)
+        held = await episodes.find(key, named)
         if held.next_index > 0:
-            self._link = await service.episodes.link_of(key, self._thread)
+            self._link = await episodes.link_of(key, thread)
         return held
 
     def _episode_id(self) -> str | None:
@@ -229,13 +236,10 @@ class OpenExchange:
             found.append("" if digest is None else digest.hex())
         return found
 
-    async def _release(self) -> None:
+    def _release(self) -> None:
         if self._sent is not None:
             self._service.dispatch.close(self._sent)
             self._sent = None
         if self._admission is not None:
             self._admission.release()
             self._admission = None
-        if self._stack is not None:
-            await self._stack.aclose()
-            self._stack = None

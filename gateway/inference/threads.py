@@ -18,6 +18,8 @@ from gateway.inference.request import InferenceRequest
 
 _MOST_THREADS = 20_000
 _DIGEST_BYTES = 16
+_MOST_TOOL_CALLS = 4096
+"""Of one answer: an engine's ``index`` must not decide how much memory is used."""
 _LONGEST_KEY = 64
 """Of blake2b."""
 
@@ -99,7 +101,10 @@ def thread_of(tenant_id: str, request: InferenceRequest, surface: Surface) -> Th
 
 def message_digest(thread: Thread, raw: bytes | Raw) -> bytes:
     """Digest of the conversation with this answer, an assistant message in JSON. Raises msgspec.DecodeError."""
-    return _answered(thread, _decode_message(raw))
+    try:
+        return _answered(thread, _decode_message(raw))
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
 
 
 def stream_digests(thread: Thread, payloads: Sequence[bytes]) -> dict[int, bytes]:
@@ -108,10 +113,13 @@ def stream_digests(thread: Thread, payloads: Sequence[bytes]) -> dict[int, bytes
     Raises msgspec.DecodeError when they have another shape than OpenAI's.
     """
     answers: dict[int, _Message] = {}
-    for payload in payloads:
-        for choice in _decode_chunk(payload).choices:
-            if choice.delta is not None:
-                _merge(answers.setdefault(choice.index, _Message()), choice.delta)
+    try:
+        for payload in payloads:
+            for choice in _decode_chunk(payload).choices:
+                if choice.delta is not None:
+                    _merge(answers.setdefault(choice.index, _Message()), choice.delta)
+    except RecursionError as error:
+        raise msgspec.DecodeError("nested too deeply") from error
     return {index: _answered(thread, message) for index, message in answers.items()}
 
 
@@ -179,6 +187,8 @@ def _merge(message: _Message, delta: _Message) -> None:
         message.content = (message.content or "") + delta.content
     for part in delta.tool_calls or ():
         calls = message.tool_calls = message.tool_calls or []
+        if not 0 <= part.index < _MOST_TOOL_CALLS:
+            raise msgspec.DecodeError(f"no tool call can have the index {part.index}")
         while len(calls) <= part.index:
             calls.append(_ToolCall(index=len(calls), function=_Function()))
         function = calls[part.index].function

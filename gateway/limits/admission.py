@@ -5,16 +5,12 @@ from typing import Protocol
 
 from core.config.schema import ModelPrice
 from gateway.limits.headers import RawHeader, window_headers
-from gateway.limits.line import Line, Unit
-from gateway.limits.usage import Tally
+from gateway.limits.line import Line
+from gateway.limits.plan import Plan
 
 
 class Desk(Protocol):
     """Where an Admitted gives things back."""
-
-    def now(self) -> float:
-        """Seconds of the clock by which leases expire."""
-        ...
 
     def wake(self) -> None:
         """Something is to be told to the other replicas at once."""
@@ -31,52 +27,91 @@ def microdollars(price: ModelPrice | None, prompt_tokens: int, completion_tokens
 class Admitted:
     """Implements ``gateway.limits.base.Admission``."""
 
-    __slots__ = ("_desk", "_price", "_taken", "_tally")
+    __slots__ = ("_buckets", "_desk", "_microdollars", "_plan", "_price", "_settled", "_streams", "_tokens")
 
     def __init__(
-        self, desk: Desk, tally: Tally, price: ModelPrice | None, taken: Sequence[tuple[Line, int, int]]
+        self,
+        desk: Desk,
+        plan: Plan,
+        price: ModelPrice | None,
+        tokens: int,
+        most: int,
+        buckets: list[int],
+        *,
+        stream: bool,
     ) -> None:
         self._desk = desk
-        self._tally = tally
+        self._plan = plan
         self._price = price
-        self._taken = taken
-        """Line, amount, bucket."""
+        self._tokens = tokens
+        self._microdollars = most
+        self._buckets = buckets
+        """Of the Plan's lines of tokens."""
+        self._streams = plan.streams if stream else ()
+        self._settled = not plan.lines
+        """Nothing but streams is reserved."""
 
     @property
     def headers(self) -> list[RawHeader]:
-        """See ``gateway.limits.base.Admission``."""
-        return rate_headers([line for line, _, _ in self._taken], self._desk.now()) if self._taken else []
+        """See ``gateway.limits.base.Admission``; the reset is the one at the moment of admission."""
+        headers: list[RawHeader] = []
+        for first, second in self._plan.windows:
+            tightest = first
+            remaining, other = first.unleased + first.available, second.unleased + second.available
+            if other < remaining:
+                tightest, remaining = second, other
+            headers += (
+                tightest.limit_header,
+                (tightest.remaining_name, b"%d" % (remaining if remaining > 0 else 0)),
+                tightest.reset_header,
+            )
+        return headers
 
     def settle(self, *, prompt_tokens: int, completion_tokens: int) -> None:
         """See ``gateway.limits.base.Admission``."""
-        cost = 0 if self._price is None else microdollars(self._price, prompt_tokens, completion_tokens)
-        self._tally.add(1, prompt_tokens, completion_tokens, cost)
-        if not self._taken:
+        plan, used, cost = self._plan, prompt_tokens + completion_tokens, 0
+        if self._price is not None:
+            cost = microdollars(self._price, prompt_tokens, completion_tokens)
+        plan.tally.add(1, prompt_tokens, completion_tokens, cost)
+        if self._settled:
             return
-        used, now, kept = prompt_tokens + completion_tokens, self._desk.now(), []
-        for line, amount, bucket in self._taken:
-            if line.unit is Unit.TOKENS:
-                line.untake(amount - used, bucket, now)
-            elif line.unit is Unit.BUDGET_TOKENS:
-                line.use(amount, used)
-            elif line.unit is Unit.BUDGET_DOLLARS:
-                line.use(amount, cost)
-            elif line.unit is Unit.STREAMS:
-                kept.append((line, amount, bucket))
-        self._taken = kept
+        self._settled = True
+        tokens = self._tokens
+        if plan.tokens:
+            for line, bucket in zip(plan.tokens, self._buckets, strict=True):
+                line.untake(tokens - used, bucket)
+        for line in plan.tokens_of_month:
+            line.use(tokens, used)
+        if self._microdollars:
+            for line in plan.dollars:
+                line.use(self._microdollars, cost)
 
     def release(self) -> None:
         """See ``gateway.limits.base.Admission``."""
-        if not self._taken:
+        if self._settled and not self._streams:
             return
-        taken, self._taken = self._taken, ()
-        now = self._desk.now()
-        for line, amount, bucket in taken:
+        streams, self._streams = self._streams, ()
+        for line in streams:
+            line.unhold(1)
+        holds = bool(streams)
+        if not self._settled:
+            self._settled = True
             # A request that failed has counted as a request all the same.
-            if line.unit is not Unit.REQUESTS:
-                line.untake(amount, bucket, now)
-            if not line.is_window:
-                self._desk.wake()
+            holds |= self._give_back()
+        if holds:
+            self._desk.wake()
+
+    def _give_back(self) -> bool:
+        """Give back all that was to be settled; whether others wait for some of it."""
+        plan = self._plan
+        for line, bucket in zip(plan.tokens, self._buckets, strict=True):
+            line.untake(self._tokens, bucket)
+        for line in plan.tokens_of_month:
+            line.unhold(self._tokens)
+        if self._microdollars:
+            for line in plan.dollars:
+                line.unhold(self._microdollars)
+        return bool(plan.tokens_of_month or plan.dollars)
 
 
 def rate_headers(lines: Sequence[Line], now: float) -> list[RawHeader]:
@@ -84,7 +119,7 @@ def rate_headers(lines: Sequence[Line], now: float) -> list[RawHeader]:
     tightest: dict[str, tuple[int, Line]] = {}
     for line in lines:
         if line.is_window:
-            remaining, unit = line.remaining(), line.unit_name
+            remaining, unit = line.remaining(), line.unit.value
             if unit not in tightest or remaining < tightest[unit][0]:
                 tightest[unit] = (remaining, line)
     headers: list[RawHeader] = []

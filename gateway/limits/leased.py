@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import structlog
 
@@ -16,10 +15,11 @@ from core.access import Allowance
 from core.config.schema import HoneConfig, ModelPrice
 from core.errors import PermissionDenied, QuotaExceeded, RateLimited, StoreError
 from gateway.auth import Caller
-from gateway.limits.admission import Admitted, microdollars, rate_headers
+from gateway.limits.admission import Admitted, rate_headers
 from gateway.limits.line import BUDGETS, Line, Unit
+from gateway.limits.plan import Plan
 from gateway.limits.sharing import Sharing
-from gateway.limits.usage import Tally, UsageBook
+from gateway.limits.usage import UsageBook
 from gateway.metrics import GatewayMetrics
 from store.counters import Reservation
 from store.store import Store
@@ -29,17 +29,9 @@ log = structlog.get_logger(__name__)
 _TICK_SECONDS = 0.25
 _RENEW_SECONDS = 5.0
 _IDLE_SECONDS = 300.0
+_PLAN_SECONDS = 60.0
+"""A Plan is made anew so often, in case somebody sets the wall clock, by which months end."""
 _MICRO = 1_000_000
-
-
-@dataclass(slots=True)
-class _Plan:
-    """What concerns one key."""
-
-    caller: Caller
-    lines: tuple[Line, ...]
-    tally: Tally
-    month: str
 
 
 class LeasedLimits:
@@ -61,7 +53,7 @@ class LeasedLimits:
         self._book = UsageBook(store=store, now=unix_clock)
         self._lines: dict[str, Line] = {}
         self._sharing = Sharing(counters=store.counters, lines=self._lines, metrics=metrics, clock=clock)
-        self._plans: dict[str, _Plan] = {}
+        self._plans: dict[str, Plan] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -86,39 +78,32 @@ class LeasedLimits:
             line.expire(float("inf"), 0.0)
         await self.flush()
 
-    def now(self) -> float:
-        """Seconds of the clock by which leases expire."""
-        return self._clock()
-
     def wake(self) -> None:
         """Tell the counters at once what was given back."""
         self._wake.set()
 
     async def admit(self, caller: Caller, model: str, *, stream: bool, tokens: int) -> Admitted:
         """See ``gateway.limits.base.Limits``."""
-        if (caller.tenant.models is not None or caller.key.models is not None) and not caller.may_use(model):
+        now = self._clock()
+        plan = self._plans.get(caller.key.id)
+        if plan is None or plan.caller is not caller or now >= plan.until:
+            plan = self._make_plan(caller, now)
+        if plan.lists_models and not caller.may_use(model):
             raise PermissionDenied(
                 f"the API key '{caller.key.name}' may not use the model '{model}'",
                 hint="GET /v1/models lists those that it may use",
                 param="model",
             )
-        plan = self._plans.get(caller.key.id)
-        if plan is None or plan.caller is not caller or plan.month != self._book.month:
-            plan = self._make_plan(caller)
         price = self._price(model) if self._prices else None
         if not plan.lines:
-            return Admitted(self, plan.tally, price, ())
-        most = 0 if price is None else microdollars(_dearest(price), tokens, 0)
-        # In the order of UNITS.
-        needs = (1, tokens, int(stream), tokens, most)
-        now = self._clock()
-        for line in plan.lines:
-            if line.available < needs[line.index] or now >= line.expires:
-                await self._lease(plan, [(line, need) for line in plan.lines if (need := needs[line.index])])
-                now = self._clock()
-                break
-        taken = [(line, need, line.take(need, now)) for line in plan.lines if (need := needs[line.index])]
-        return Admitted(self, plan.tally, price, taken)
+            return Admitted(self, plan, price, 0, 0, [], stream=False)
+        most = 0 if price is None else round(max(price.prompt, price.completion) * tokens)
+        if not plan.covers(tokens, most, now, stream=stream):
+            # In the order of UNITS.
+            needs = (1, tokens, int(stream), tokens, most)
+            await self._lease(plan, [(line, need) for line in plan.lines if (need := needs[line.index])])
+            now = self._clock()
+        return Admitted(self, plan, price, tokens, most, plan.take(tokens, most, now, stream=stream), stream=stream)
 
     async def flush(self) -> None:
         """Tell the counters and the store everything that they do not know yet."""
@@ -131,7 +116,7 @@ class LeasedLimits:
             except StoreError as error:
                 log.warning("usage_not_written", error=str(error))
 
-    async def _lease(self, plan: _Plan, wanted: list[tuple[Line, int]]) -> None:
+    async def _lease(self, plan: Plan, wanted: list[tuple[Line, int]]) -> None:
         """Lease what the request lacks; raises RateLimited. On return all lines cover it, without an await since."""
         tenant_id = plan.caller.tenant.id
         lock = self._locks.setdefault(tenant_id, asyncio.Lock())
@@ -158,7 +143,7 @@ class LeasedLimits:
                     continue
                 self._take_in(reservation, lacking, wanted, now)
 
-    async def _reserve(self, plan: _Plan, lacking: list[tuple[Line, int]]) -> Reservation:
+    async def _reserve(self, plan: Plan, lacking: list[tuple[Line, int]]) -> Reservation:
         """Ask the counters. If the client leaves meanwhile, what comes is given back: nobody else knows of it."""
         wants = [(line, amount, self._floor(plan, line)) for line, amount in lacking]
         asking = asyncio.ensure_future(self._sharing.reserve(wants))
@@ -224,20 +209,22 @@ class LeasedLimits:
         found = self._prices.get(model)
         return found or self._prices.get(model.partition("@")[0].removesuffix("-fast"))
 
-    def _floor(self, plan: _Plan, line: Line) -> int:
+    def _floor(self, plan: Plan, line: Line) -> int:
         if line.unit not in BUDGETS:
             return 0
         key_id = None if line.owner == "tenant" else plan.caller.key.id
         tokens, cost = self._book.used(plan.caller.tenant.id, key_id)
         return max(0, (tokens if line.unit is Unit.BUDGET_TOKENS else cost) - line.used_up)
 
-    def _make_plan(self, caller: Caller) -> _Plan:
+    def _make_plan(self, caller: Caller, now: float) -> Plan:
         tenant, key, month = caller.tenant, caller.key, self._book.month
         lines = [
             *self._lines_of("tenant", tenant.id, tenant.id, tenant.allowance, month),
             *self._lines_of("API key", tenant.id, key.id, key.allowance, month),
         ]
-        plan = _Plan(caller=caller, lines=tuple(lines), tally=self._book.tally(tenant.id, key.id), month=month)
+        # After the month was asked for, which may have begun just now.
+        until = now + min(self._book.seconds_left, _PLAN_SECONDS)
+        plan = Plan(caller, lines, self._book.tally(tenant.id, key.id), month, until)
         self._plans[key.id] = plan
         return plan
 
@@ -302,11 +289,6 @@ class LeasedLimits:
             if any(self._lines.get(line.counter) is not line for line in plan.lines):
                 del self._plans[key_id]
         self._locks = {tenant_id: lock for tenant_id, lock in self._locks.items() if lock.locked()}
-
-
-def _dearest(price: ModelPrice) -> ModelPrice:
-    most = max(price.prompt, price.completion)
-    return ModelPrice(prompt=most, completion=most)
 
 
 def _window_refusal(

@@ -3,6 +3,7 @@
 import math
 from enum import StrEnum
 
+from gateway.limits.headers import window_headers
 from store.counters import COUNTED_BUCKETS, Ask, Change, CounterKind, Grant, Reservation
 
 _BLOCK_SHARE = 20
@@ -25,6 +26,7 @@ class Unit(StrEnum):
 UNITS = tuple(Unit)
 _WINDOWS = (Unit.REQUESTS, Unit.TOKENS)
 BUDGETS = (Unit.BUDGET_TOKENS, Unit.BUDGET_DOLLARS)
+_NEVER = -math.inf
 
 
 class Line:
@@ -35,10 +37,10 @@ class Line:
 
     __slots__ = (
         "_block",
+        "_given_up",
         "_pending",
         "_refused_need",
         "_refused_until",
-        "_remaining",
         "_reset_at",
         "_retry_at",
         "available",
@@ -51,95 +53,112 @@ class Line:
         "kind",
         "last_need",
         "limit",
+        "limit_header",
         "owner",
+        "remaining_name",
+        "reset_header",
         "touched",
         "unit",
-        "unit_name",
+        "unleased",
         "used_up",
     )
 
     def __init__(self, *, counter: str, unit: Unit, owner: str, limit: int) -> None:
         self.counter = counter
         self.unit = unit
-        self.unit_name = unit.value
         self.index = UNITS.index(unit)
         """Place of the unit in UNITS."""
         self.owner = owner
         self.limit = limit
+        if unit in _WINDOWS:
+            self._write_headers()
         self.is_window = unit in _WINDOWS
         self.kind = CounterKind.WINDOW if self.is_window else CounterKind.HOLD
         self.bucket = 0
-        self.expires = -math.inf if self.is_window else math.inf
+        self.expires = _NEVER if self.is_window else math.inf
         self.held = 0
         """A hold's amount in requests that run; what is leased ahead comes on top."""
         self.last_need = 0
         """What the last Ask needed."""
         self.touched = 0.0
+        """When a hold was last used, or a window last leased."""
         self.used_up = 0
         """A hold's use that the counters do not know yet."""
         self.available = 0
         """What is leased and not taken."""
+        self.unleased = limit
+        """What was free beside the lease when the counters last said it."""
         self._block = 0
-        self._remaining = limit
         self._reset_at = 0.0
         self._retry_at = 0.0
         self._refused_need = 0
-        self._refused_until = -math.inf
+        self._refused_until = _NEVER
         self._pending: dict[int, int] = {}
-        """A window's bucket → what goes back to it; key 0 of a hold: what it gives up."""
+        """A window's bucket → what goes back to it."""
+        self._given_up = 0
+        """What a hold gives back."""
 
     def set_limit(self, limit: int) -> None:
         """The limit was changed, perhaps."""
         if limit != self.limit:
             self.limit = limit
-            self._refused_until = -math.inf
+            self._refused_until = _NEVER
+            if self.is_window:
+                self._write_headers()
 
     def covers(self, need: int, now: float) -> bool:
         """Whether the lease is enough."""
         return self.available >= need and now < self.expires
 
-    def take(self, need: int, now: float) -> int:
-        """Use some of the lease; the bucket to which it belongs."""
-        self.available -= need
+    def hold(self, amount: int, now: float) -> None:
+        """Use some of a hold's lease."""
+        self.available -= amount
+        self.held += amount
         self.touched = now
-        if not self.is_window:
-            self.held += need
-        return self.bucket
 
-    def untake(self, amount: int, bucket: int, now: float) -> None:
-        """Give back what was taken: to the lease while that stands, else to the counters (below 0: used more)."""
-        if not self.is_window:
-            self.held -= amount
-            self._add_pending(0, amount)
-        elif bucket == self.bucket and now < self.expires and self.available + amount >= 0:
+    def unhold(self, amount: int) -> None:
+        """Give back what a hold held."""
+        self.held -= amount
+        self._given_up += amount
+        self._refused_until = _NEVER
+
+    def untake(self, amount: int, bucket: int) -> None:
+        """Give back what was taken of a window: to the lease it is of, else to the counters (below 0: used more).
+
+        What comes back to a lease that has just ended goes on to the counters with the rest of it.
+        """
+        if bucket == self.bucket and self.expires > _NEVER and self.available + amount >= 0:
             self.available += amount
         else:
             # What went beyond its reservation counts from now on.
             self._add_pending(bucket if amount >= 0 else max(bucket, self.bucket), amount)
-        self._refused_until = -math.inf
+        self._refused_until = _NEVER
 
     def give_back(self, amount: int, bucket: int) -> None:
         """Give back a grant that was never taken in."""
-        self._add_pending(bucket, amount)
+        if self.is_window:
+            self._add_pending(bucket, amount)
+        else:
+            self._given_up += amount
 
     def use(self, reserved: int, used: int) -> None:
         """A hold's reservation has become use that stays."""
         self.held -= reserved
-        self._add_pending(0, reserved)
+        self._given_up += reserved
         self.used_up += used
-        self._refused_until = -math.inf
+        self._refused_until = _NEVER
 
     def reclaim(self) -> None:
         """Use again what a hold gave back and the counters have not heard of, less what was used up of it."""
-        given_back = self._pending.get(0, 0) - self.used_up
-        if not self.is_window and given_back > 0:
-            self._add_pending(0, -given_back)
+        given_back = self._given_up - self.used_up
+        if given_back > 0:
+            self._given_up -= given_back
             self.available += given_back
 
     @property
     def untold(self) -> bool:
         """Whether the counters have not heard of something that was given back."""
-        return bool(self._pending)
+        return bool(self._pending or self._given_up)
 
     def refused_seconds(self, need: int, now: float) -> float:
         """How long a refusal of no greater need still stands; 0: ask again."""
@@ -153,14 +172,14 @@ class Line:
         ask = Ask(self.counter, self.kind, self.limit, missing, missing + self._block, back, self.bucket, floor)
         if self.is_window:
             self.available = 0
-            self.expires = -math.inf
+            self.expires = _NEVER
         return ask
 
     def granted(self, grant: Grant, reservation: Reservation, sent: float) -> None:
         """Take a lease in."""
-        self._remaining = grant.remaining
+        self.unleased = grant.remaining
         self.available += grant.amount
-        self._refused_until = -math.inf
+        self._refused_until = _NEVER
         self.touched = sent
         if self.is_window:
             self.bucket = reservation.bucket
@@ -169,7 +188,7 @@ class Line:
 
     def refused(self, need: int, grant: Grant, now: float) -> None:
         """Remember for a moment that there is not enough."""
-        self._remaining = grant.remaining
+        self.unleased = grant.remaining
         self._refused_need = need
         self._retry_at = now + grant.retry_seconds
         self._refused_until = now + REFUSAL_SECONDS
@@ -180,7 +199,7 @@ class Line:
 
     def remaining(self) -> int:
         """What is free, as far as this replica knows."""
-        return max(0, self._remaining + self.available)
+        return max(0, self.unleased + self.available)
 
     def reset_seconds(self, now: float) -> float:
         """When a window will be empty if nothing more comes."""
@@ -192,19 +211,22 @@ class Line:
 
     def expire(self, now: float, idle_seconds: float) -> None:
         """Let go what was leased ahead: a window's lease at its end, a hold's when no request came for a while."""
-        over = now >= self.expires if self.is_window else now - self.touched >= idle_seconds
-        if self.available > 0 and over:
-            self._add_pending(self.bucket, self.available)
-            self.available = 0
+        if now < self.expires if self.is_window else now - self.touched < idle_seconds:
+            return
+        available, self.available = self.available, 0
+        if self.is_window:
+            self.expires = _NEVER
+        if available > 0:
+            self.give_back(available, self.bucket)
             self._block //= 2
 
     def changes(self, *, renew: bool) -> list[Change]:
         """What the counters have to be told; it counts as told."""
-        pending, self._pending = self._pending, {}
         if self.is_window:
+            pending, self._pending = self._pending, {}
             return [Change(self.counter, self.kind, back=back, bucket=bucket) for bucket, back in pending.items()]
         used, self.used_up = self.used_up, 0
-        given_up = pending.get(0, 0)
+        given_up, self._given_up = self._given_up, 0
         if given_up or used or (renew and self.held + self.available > 0):
             return [Change(self.counter, self.kind, held=-given_up, used=used)]
         return []
@@ -212,10 +234,11 @@ class Line:
     def adopt(self) -> Change | None:
         """For counters that know nothing of this replica yet: all that a hold has now."""
         self._pending.clear()
-        self._refused_until = -math.inf
+        self._given_up = 0
+        self._refused_until = _NEVER
         if self.is_window:
             self.available = 0
-            self.expires = -math.inf
+            self.expires = _NEVER
             return None
         used, self.used_up = self.used_up, 0
         total = self.held + self.available
@@ -224,12 +247,17 @@ class Line:
     @property
     def idle(self) -> bool:
         """Whether nothing hangs on it."""
-        return not (self.held or self.available or self._pending or self.used_up)
+        return not (self.held or self.available or self._pending or self._given_up or self.used_up)
 
     def _add_pending(self, bucket: int, amount: int) -> None:
-        key = bucket if self.is_window else 0
-        total = self._pending.get(key, 0) + amount
+        total = self._pending.get(bucket, 0) + amount
         if total:
-            self._pending[key] = total
+            self._pending[bucket] = total
         else:
-            self._pending.pop(key, None)
+            self._pending.pop(bucket, None)
+
+    def _write_headers(self) -> None:
+        """While a lease stands, all of the window is still to come."""
+        self.limit_header, (self.remaining_name, _), self.reset_header = window_headers(
+            self.unit.value, self.limit, self.limit, float(COUNTED_BUCKETS)
+        )

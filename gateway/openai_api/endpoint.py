@@ -11,6 +11,7 @@ from core.access import Scope
 from core.errors import HoneError
 from core.stored_completion import check_metadata
 from gateway.auth import Authenticator, require_scope
+from gateway.consent import AFFIRMING, may_train
 from gateway.errors import JSON_HEADER, encode, error_body, error_headers, internal_error_body, must_be_logged
 from gateway.http.base import IncomingRequest
 from gateway.inference.base import Call
@@ -22,8 +23,6 @@ from gateway.metrics import CLIENT_LEFT_STATUS, STREAM_BROKEN_STATUS, GatewayMet
 
 log = structlog.get_logger(__name__)
 
-CONSENTING = (b"true", b"1")
-"""Values of ``x-hone-train`` that leave the key's consent as it is; any other one withdraws it."""
 LONGEST_REQUEST_ID = 128
 _EVENT_STREAM = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
@@ -132,16 +131,10 @@ def header_text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
     return value.strip().decode("latin-1") or None
 
 
-def may_train(headers: Mapping[bytes, bytes]) -> bool:
-    """False where ``x-hone-train`` withdraws what the key grants."""
-    value = headers.get(b"x-hone-train")
-    return value is None or value.strip().lower() in CONSENTING
-
-
 def token_exact(headers: Mapping[bytes, bytes]) -> bool | None:
     """What ``x-hone-token-exact`` asks for; None where it is absent."""
     value = headers.get(b"x-hone-token-exact")
-    return None if value is None else value.strip().lower() in CONSENTING
+    return None if value is None else value.strip().lower() in AFFIRMING
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:

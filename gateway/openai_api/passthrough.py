@@ -147,7 +147,7 @@ class _Passage:
         """What an answer says that it used; nothing where it does not say."""
         try:
             return msgspec.json.decode(_decode_fields(body)["usage"], type=_Usage)
-        except (msgspec.DecodeError, KeyError):
+        except (msgspec.DecodeError, KeyError, RecursionError):
             return _Usage()
 
     async def _ask(self, route: Route) -> bytes:
@@ -158,13 +158,13 @@ class _Passage:
             if response.status in _NO_ROUTE:
                 raise self._no_route()
             if response.status != 200:
-                raise engine_error(response.status, answer)
+                raise engine_error(response.status, answer, response.headers)
         return self._with_public_name(answer, route)
 
     def _with_public_name(self, answer: bytes, route: Route) -> bytes:
         try:
             fields = _decode_fields(answer)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError) as error:
             raise EngineError(f"the engine's answer cannot be read: {error}") from error
         if "model" not in fields:
             return answer

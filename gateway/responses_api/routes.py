@@ -11,7 +11,9 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from core.errors import InvalidRequest
+from gateway.asgi import header_map
 from gateway.callers import InferenceCaller, PathId
+from gateway.consent import may_train
 from gateway.dependencies import BEARER, FIND_ERRORS, errors, gateway_of
 from gateway.errors import request_id_of
 from gateway.inference.base import RawHeader
@@ -21,7 +23,6 @@ from gateway.responses_api.documents import DeletedResponse, InputItems, Respons
 from gateway.responses_api.outbox import Outbox
 from gateway.responses_api.service import Answering, Asked, ResponsesService
 
-_CONSENTING = ("true", "1")
 _CREATE_ERRORS = errors(400, 401, 403, 404, 409, 413, 429, 502, 503)
 _encode = msgspec.json.Encoder().encode
 
@@ -50,7 +51,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
             request_id=request_id_of(request.scope),
             episode_id=headers.get("x-hone-episode-id", "").strip() or None,
             idempotency_key=headers.get("idempotency-key", "").strip() or None,
-            may_train=headers.get("x-hone-train", "true").strip().lower() in _CONSENTING,
+            may_train=may_train(header_map(request.scope)),
         )
         return await _answer(request, await service.begin(asked))
 

@@ -14,6 +14,9 @@ UNREAD_BYTES: Final = 256 * 1024
 LARGEST_HEAD_BYTES: Final = 64 * 1024
 """Longest head of an answer, interim answers included; also the longest framing between two body parts."""
 
+LARGEST_ANSWER_BYTES: Final = 512 * 1024 * 1024
+"""Longest body that is read whole: an engine that never ends one must not fill the memory."""
+
 _HEAD: Final = 0
 _PART: Final = 1
 _WHOLE: Final = 2
@@ -302,6 +305,8 @@ class EngineConnection(asyncio.Protocol):
         ):
             self._paused = True
             self._transport.pause_reading()
+        if self._unread > LARGEST_ANSWER_BYTES:
+            self._fail(EngineError(f"the engine's answer has more than {LARGEST_ANSWER_BYTES} bytes"))
 
     def on_message_complete(self) -> None:
         """The end of the body, or of an interim answer."""

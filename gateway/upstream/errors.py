@@ -46,7 +46,7 @@ def _explanation(body: bytes) -> tuple[str, str | None]:
 def _error_object(body: bytes) -> dict[str, Any]:
     try:
         decoded = msgspec.json.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return {}
     if not isinstance(decoded, dict):
         return {}

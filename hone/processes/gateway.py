@@ -45,7 +45,6 @@ async def _answer(config: HoneConfig, store: Store, registry: CollectorRegistry,
 
 def main() -> None:
     """Entry point of ``python -m hone.processes.gateway``."""
-    import gc; gc.disable()
     run_process("gateway", serve, loop_factory=uvloop.new_event_loop)
 
 

@@ -28,7 +28,7 @@ from hone.settings import child_environment, load_settings
 from hone.training import request_run
 from hone.up import prepare
 from sandbox.domains.registry import domain_source
-from serving.launch import free_port
+from serving.ports import free_port
 
 PROCESSES = ("gateway", "fleet", "worker", "learner")
 DOMAIN = "python_tool"

@@ -8,7 +8,7 @@ from prometheus_client import CollectorRegistry
 from sqlalchemy import make_url
 
 from gateway.capture.drain import Drain
-from gateway.capture.frames import append_frame
+from gateway.capture.frames import frame_parts
 from gateway.capture.journal import Journal, journal_root
 from gateway.capture.position import Position, write_position
 from gateway.metrics import GatewayMetrics
@@ -126,10 +126,8 @@ async def test_reading_a_journal_again_adds_nothing(make_drain, config, store):
 
 async def test_a_record_that_nobody_can_read_holds_up_no_other(make_drain, config, store):
     """A frame whose content is of an unknown form is counted and passed over."""
-    strange = bytearray()
-    append_frame(strange, captured_call(1, variant=7))  # type: ignore[arg-type]
-    append_frame(strange, captured_call(2))
-    left_behind(config, 0, then=bytes(strange))
+    strange = [*frame_parts(captured_call(1, variant=7)), *frame_parts(captured_call(2))]  # type: ignore[arg-type]
+    left_behind(config, 0, then=b"".join(strange))
     drain = make_drain()
     await drain.start()
     await drain.stop()

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.capture import journal as module
-from gateway.capture.frames import HEADER_BYTES, append_frame, decode_call, split_frames
+from gateway.capture.frames import HEADER_BYTES, decode_call, frame_parts, split_frames
 from gateway.capture.journal import Journal
 from gateway.capture.reader import JournalReader
 from gateway.capture.record import CapturedCall, numbers_alone
@@ -32,7 +32,7 @@ def frames_of(calls: list[CapturedCall]) -> tuple[bytes, list[int]]:
     buffer = bytearray()
     ends = []
     for call in calls:
-        append_frame(buffer, call)
+        buffer += b"".join(frame_parts(call))
         ends.append(len(buffer))
     return bytes(buffer), ends
 
@@ -263,6 +263,7 @@ def test_a_failing_disk_is_tried_again(make_journal, monkeypatch, lost, number, 
         return write(file, bytes(data)[: len(data) - 50])
 
     monkeypatch.setattr(module.os, "write", half)
+    monkeypatch.setattr(module.os, "writev", lambda file, parts: half(file, b"".join(parts)))
     monkeypatch.setattr(module, "_RETRY_SECONDS", 0.0)
     monkeypatch.setattr(module, "_MOST_PENDING_BYTES", 1)
     assert journal.append(captured_call(1))
@@ -294,6 +295,7 @@ def test_a_disk_that_cannot_even_truncate_costs_no_other_record(make_journal, mo
         return write(file, bytes(data)[:50]) if len(data) > 100 and not hasattr(half, "done") else broken()
 
     monkeypatch.setattr(module.os, "write", half)
+    monkeypatch.setattr(module.os, "writev", lambda file, parts: half(file, b"".join(parts)))
     monkeypatch.setattr(module.os, "ftruncate", broken)
     journal.append(captured_call(1))
     journal.write()

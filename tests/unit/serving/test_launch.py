@@ -14,7 +14,8 @@ from core.errors import MachineError
 from core.policy import Base
 from core.variant import Variant
 from serving.engines.vllm import VllmEngine
-from serving.launch import Launch, check_port, find_build, free_port, speculation_of
+from serving.launch import Launch, find_build, speculation_of
+from serving.ports import check_port, free_port
 from serving.launcher import EngineProcess, end_leftover
 
 BASE = Base(name="smol", path="/models/smol", fingerprint="f")
