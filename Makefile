@@ -10,7 +10,7 @@ SEED ?= 0
 KEEP ?=
 ENGINE ?= cpu
 
-.PHONY: help install demo test check lint types imports architecture lock docs bench-gateway bench-gateway-quick clean
+.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -32,13 +32,18 @@ lint:
 	@$(VENV)/bin/ruff format --check .
 
 types:
-	@$(VENV)/bin/mypy core store serving gateway sandbox learner hone
+	@$(VENV)/bin/mypy core store serving gateway sandbox learner hone bench
 
 imports:
 	@$(VENV)/bin/lint-imports
 
 architecture:
 	@$(PYTHON) -m pytest -q tests/architecture
+
+clients: install ## Run other people's clients on a real stack; writes bench/results/clients.json and docs/clients.md
+	@scripts/install.sh clients
+	@HONE_CLIENT_RESULTS=bench/results/clients.json $(PYTHON) -m pytest -q tests/e2e/test_clients.py
+	@$(PYTHON) -m tests.client_matrix
 
 lock: ## Resolve the locked requirements again (needs uv)
 	@scripts/lock.sh

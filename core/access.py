@@ -1,6 +1,7 @@
 """Tenant, ApiKey, Scope, Allowance and AuditRecord: who may do what, and who did."""
 
 import hashlib
+import math
 import secrets
 from enum import StrEnum
 
@@ -70,11 +71,18 @@ class ApiKey(Noun):
 
     def accepts(self, key_hash: str, at: float) -> bool:
         """Whether the plaintext with this hash is valid at a time (Unix seconds)."""
-        if self.revoked or (self.expires_at is not None and at >= self.expires_at):
-            return False
+        return at < self.accepted_until(key_hash)
+
+    def accepted_until(self, key_hash: str) -> float:
+        """Unix seconds from which the plaintext with this hash is not valid any more, infinite for never."""
+        if self.revoked:
+            return -math.inf
+        expires_at = math.inf if self.expires_at is None else self.expires_at
         if key_hash == self.key_hash:
-            return True
-        return key_hash == self.previous_hash and self.previous_until is not None and at < self.previous_until
+            return expires_at
+        if key_hash == self.previous_hash and self.previous_until is not None:
+            return min(expires_at, self.previous_until)
+        return -math.inf
 
 
 class AuditRecord(Noun):

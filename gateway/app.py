@@ -26,6 +26,7 @@ from gateway.middleware import GatewayMiddleware
 from gateway.openai_api import models, passthrough, stored
 from gateway.openai_api.endpoint import InferenceEndpoint
 from gateway.openai_api.routes import CHAT_PATH, COMPLETIONS_PATH, inference_routes
+from gateway.openapi import DocumentedApp
 from gateway.outside.models import OutsideModels
 from gateway.probes import router as probes_router
 from gateway.recorder import Recorder
@@ -33,14 +34,20 @@ from gateway.release import ReleaseDesk
 from gateway.responses_api.routes import responses_router
 from gateway.responses_api.service import responses_service
 from gateway.routing import Routing
+from gateway.sibling_metrics import SiblingMetrics
 from gateway.state import Gateway
 from gateway.upstream.lean_client import LeanUpstream
 from store.store import Store
 
 
-def create_app(config: HoneConfig, store: Store, *, registry: CollectorRegistry) -> FastAPI:
-    """The gateway as an ASGI application. The caller opens and closes ``store``; metrics go to ``registry``."""
-    gateway = _assemble(config, store, registry)
+def create_app(
+    config: HoneConfig, store: Store, *, registry: CollectorRegistry, siblings: SiblingMetrics | None = None
+) -> FastAPI:
+    """The gateway as an ASGI application. The caller opens and closes ``store``; metrics go to ``registry``.
+
+    ``siblings``: the metrics of all processes that share the port, where there are several.
+    """
+    gateway = _assemble(config, store, registry, siblings)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -50,7 +57,7 @@ def create_app(config: HoneConfig, store: Store, *, registry: CollectorRegistry)
         finally:
             await gateway.stop()
 
-    app = FastAPI(
+    app = DocumentedApp(
         title="Hone",
         summary="One gateway that serves a base model, learns from what it serves and releases only what is better.",
         version="1",
@@ -83,7 +90,9 @@ def http_protocol(app: FastAPI) -> type[HotProtocol]:
     )
 
 
-def _assemble(config: HoneConfig, store: Store, registry: CollectorRegistry) -> Gateway:
+def _assemble(
+    config: HoneConfig, store: Store, registry: CollectorRegistry, siblings: SiblingMetrics | None
+) -> Gateway:
     metrics = GatewayMetrics(registry)
     routing = Routing(config=config, store=store, metrics=metrics)
     episodes = Episodes(config=config, store=store, metrics=metrics)
@@ -123,5 +132,6 @@ def _assemble(config: HoneConfig, store: Store, registry: CollectorRegistry) -> 
         outside=outside,
         inference=inference,
         releases=ReleaseDesk(store=store),
+        siblings=siblings,
         hosted_tools=SandboxedTools(config=config),
     )

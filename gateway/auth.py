@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from core.access import ApiKey, Scope, Tenant, model_allowed
+from core.access import KEY_PREFIX, ApiKey, Scope, Tenant, model_allowed
 from core.errors import AuthenticationFailed, PermissionDenied
 from store.store import Store
 
@@ -21,6 +21,8 @@ OUTAGE_SECONDS = 600.0
 """How long a known key still works while the store is away."""
 _MOST_REMEMBERED = 10_000
 _BEARER = b"bearer "
+_USUAL = b"Bearer " + KEY_PREFIX.encode()
+_PLAINTEXT = slice(len(_BEARER), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,8 @@ class Caller:
 class _Remembered:
     caller: Caller
     at: float
+    good_until: float
+    """Monotonic seconds up to which nothing has to be looked at again: neither the store nor an expiry."""
     asking: bool = False
     """Somebody is asking the store again."""
 
@@ -62,8 +66,17 @@ class Authenticator:
         Raises AuthenticationFailed; StoreError for an unknown key while the store is away.
         """
         value = headers.get(b"authorization", b"")
+        if value.startswith(_USUAL):
+            known = self._known.get(hashlib.sha256(value[_PLAINTEXT]).hexdigest())
+            if known is not None and time.monotonic() < known.good_until:
+                return known.caller
+        return await self._authenticate(headers)
+
+    async def _authenticate(self, headers: Mapping[bytes, bytes]) -> Caller:
+        """Whatever the header, and whatever is known of the key."""
+        value = headers.get(b"authorization", b"")
         if value[: len(_BEARER)].lower() == _BEARER:
-            value = value[len(_BEARER) :]
+            value = value[_PLAINTEXT]
         else:
             value = headers.get(b"x-api-key") or headers.get(b"api-key") or b""
         value = value.strip()
@@ -129,7 +142,8 @@ class Authenticator:
             if old is not None and old.caller == caller:
                 # The same object stays, and with it what hangs on it.
                 caller = old.caller
-            self._known[key_hash] = _Remembered(caller, now)
+            good_for = min(FRESH_SECONDS, caller.key.accepted_until(key_hash) - time.time())
+            self._known[key_hash] = _Remembered(caller, now, now + good_for)
             self._known.move_to_end(key_hash)
         for remembered in (self._known, self._unknown):
             while len(remembered) > _MOST_REMEMBERED:

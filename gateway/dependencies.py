@@ -46,6 +46,7 @@ _MEANINGS = {
     429: "A limit is reached.",
     502: "The engine answered wrongly or not at all.",
     503: "The store or every replica is away; try again after `Retry-After`.",
+    504: "The engine sent nothing for too long.",
 }
 
 

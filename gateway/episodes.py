@@ -60,12 +60,12 @@ class HeldEpisode:
 
 
 class Episodes:
-    """Episodes in flight. Gateways that share a PostgreSQL agree through it: it is read at every Turn."""
+    """Episodes in flight. Gateway processes that share a store agree through it: it is read at every Turn."""
 
     def __init__(self, *, config: HoneConfig, store: Store, metrics: GatewayMetrics) -> None:
         self._store = store
         self._metrics = metrics
-        self._shared = not config.database_url.startswith("sqlite")
+        self._shared = config.gateway.workers > 1 or not config.database_url.startswith("sqlite")
         self._grace_seconds = 2 * config.gateway.recorder_flush_seconds + 0.1
         self._held: OrderedDict[str, HeldEpisode] = OrderedDict()
         self._threads = ThreadIndex()
@@ -198,10 +198,7 @@ class Episodes:
             if episode.tenant_id == key.tenant_id and _expired_conversation(episode):
                 return HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
             _check_continuable(episode, key)
-            turns = await work.turns.for_episode(episode_id)
-        versions: dict[str, int] = {}
-        for turn in turns:
-            versions.setdefault(turn.policy, turn.version)
+            next_index, versions = await work.turns.progress(episode_id)
         return HeldEpisode(
             id=episode_id,
             tenant_id=episode.tenant_id,
@@ -209,7 +206,7 @@ class Episodes:
             pinned=None if episode.version is None else (episode.policy, episode.version),
             attempt=episode.purpose != "client" or episode.task_id is not None,
             may_train=episode.trainable or episode.purpose != "client",
-            next_index=max((turn.index + 1 for turn in turns), default=0),
+            next_index=next_index,
         )
 
 

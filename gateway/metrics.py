@@ -1,9 +1,8 @@
 """The gateway's Prometheus metrics; the registry is handed in."""
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge
 
-_LATENCY_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0)
-
+from gateway.request_stats import RequestStats
 
 CLIENT_LEFT_STATUS = 499
 """Counted for a request whose client closed its connection before the answer was complete."""
@@ -16,31 +15,12 @@ class GatewayMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        # Looking a label up costs more than counting.
-        self._request_counters: dict[tuple[str, str, int], Counter] = {}
-        self._request_timers: dict[str, Histogram] = {}
-        self._token_timers: dict[str, Histogram] = {}
-        self.requests = Counter(
-            "hone_requests",
-            "Requests answered, by route template, Policy or Base, and HTTP status"
-            " (499: the client left; 599: an engine broke off a stream that had begun)",
-            ("route", "model", "status"),
-            registry=registry,
-        )
-        self.request_seconds = Histogram(
-            "hone_request_seconds",
-            "Seconds from the request's arrival to the answer's last byte",
-            ("route",),
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
-        )
-        self.first_token_seconds = Histogram(
-            "hone_first_token_seconds",
-            "Seconds from a streamed request's arrival to its first event",
-            ("model",),
-            buckets=_LATENCY_BUCKETS,
-            registry=registry,
-        )
+        stats = RequestStats()
+        registry.register(stats)
+        self.request_done = stats.request_done
+        """Count an answered request: route, model, status, seconds."""
+        self.first_token = stats.first_token
+        """Note how long a stream's first event took: model, seconds."""
         self.streams = Gauge("hone_streams_in_flight", "Streams open now", registry=registry)
         self.stream_failures = Counter(
             "hone_stream_failures", "Streams that an engine broke off after their start", registry=registry
@@ -106,21 +86,3 @@ class GatewayMetrics:
         self.limits_alone = Gauge(
             "hone_limits_alone", "1 while the shared counters do not answer and limits are local", registry=registry
         )
-
-    def request_done(self, route: str, model: str, status: int, seconds: float) -> None:
-        """Count an answered request."""
-        counter = self._request_counters.get((route, model, status))
-        if counter is None:
-            counter = self._request_counters[route, model, status] = self.requests.labels(route, model, status)
-        counter.inc()
-        timer = self._request_timers.get(route)
-        if timer is None:
-            timer = self._request_timers[route] = self.request_seconds.labels(route)
-        timer.observe(seconds)
-
-    def first_token(self, model: str, seconds: float) -> None:
-        """Note how long a stream's first event took."""
-        timer = self._token_timers.get(model)
-        if timer is None:
-            timer = self._token_timers[model] = self.first_token_seconds.labels(model)
-        timer.observe(seconds)

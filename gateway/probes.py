@@ -42,5 +42,7 @@ async def ready(gateway: GatewayParts) -> JSONResponse:
     responses={200: {"content": {"text/plain": {}}, "description": "Metrics in Prometheus' text format."}},
 )
 async def metrics(gateway: GatewayParts) -> Response:
-    """Every metric of this process."""
-    return Response(generate_latest(gateway.metrics.registry), headers={"content-type": CONTENT_TYPE_LATEST})
+    """Every metric of this process, or of all that share its port, told apart by `gateway_process`."""
+    registry = gateway.metrics.registry
+    text = generate_latest(registry) if gateway.siblings is None else await gateway.siblings.text()
+    return Response(text, headers={"content-type": CONTENT_TYPE_LATEST})

@@ -16,6 +16,7 @@ from gateway.outside.models import OutsideModels
 from gateway.recorder import Recorder
 from gateway.release import ReleaseDesk
 from gateway.routing import Routing
+from gateway.sibling_metrics import SiblingMetrics
 from gateway.upstream.base import Upstream
 from store.store import Store
 
@@ -40,6 +41,8 @@ class Gateway:
     """Path → what answers POST there, past FastAPI."""
     releases: ReleaseDesk
     hosted_tools: HostedTools
+    siblings: SiblingMetrics | None = None
+    """Metrics of all processes that share the port; None: this is the only one."""
 
     async def start(self) -> None:
         """Start every long-running part; the recorder first, because the others feed it."""
@@ -49,9 +52,13 @@ class Gateway:
         await self.limits.start()
         await self.hosted_tools.start()
         await self.routing.start()
+        if self.siblings is not None:
+            await self.siblings.start()
 
     async def stop(self) -> None:
         """Stop in the opposite order; the recorder drains last."""
+        if self.siblings is not None:
+            await self.siblings.stop()
         await self.routing.stop()
         await self.hosted_tools.stop()
         await self.limits.stop()

@@ -41,7 +41,7 @@ def _rows(section: type[Section]) -> Iterator[tuple[str, str, str]]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
             continue
-        yield f"`{name}`", f"`{_default(field)}`", field.description or ""
+        yield f"`{name}`", f"`{_default(field)}`", " ".join((field.description or "").split())
 
 
 def _default(field: FieldInfo) -> str:

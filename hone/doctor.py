@@ -144,10 +144,11 @@ def _disk(config: HoneConfig) -> Finding:
 
 
 def _gateway_port(config: HoneConfig) -> Finding:
+    hint = "Hone may be running already; else set gateway.port"
     try:
-        bound(config.gateway.host, config.gateway.port, hint="Hone may be running already; else set gateway.port").close()
+        bound(config.gateway.host, config.gateway.port, hint=hint).close()
     except MachineError as error:
-        return Finding(name="gateway port", state="warning", detail=error.message, hint=error.hint or "")
+        return Finding(name="gateway port", state="warning", detail=error.message, hint=hint)
     return Finding(name="gateway port", state="ok", detail=f"{config.gateway.port} is free")
 
 

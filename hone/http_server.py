@@ -22,10 +22,13 @@ class QuietServer(uvicorn.Server):
         yield
 
 
-def listen(host: str, port: int, *, key: str) -> socket.socket:
-    """A bound socket; raises MachineError that names ``key``, the configuration key of the port."""
+def listen(host: str, port: int, *, key: str, shared: bool = False) -> socket.socket:
+    """A bound socket; raises MachineError that names ``key``, the configuration key of the port.
+
+    ``shared``: several processes listen on the port together.
+    """
     variable = f"HONE_{key.replace('.', '__').upper()}"
-    listener = bound(host, port, hint=f"stop what listens there, or set {key} ({variable})")
+    listener = bound(host, port, hint=f"stop what listens there, or set {key} ({variable})", shared=shared)
     # Inherited by what it accepts: head and body of a small answer must not wait for each other's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return listener

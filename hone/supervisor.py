@@ -23,8 +23,9 @@ _LAST_LINES = 5
 class Child:
     """One supervised process with its log file; mutable, owned by the Supervisor."""
 
-    def __init__(self, name: str, log_path: Path, arguments: Sequence[str] = ()) -> None:
+    def __init__(self, name: str, log_path: Path, arguments: Sequence[str] = (), module: str = "") -> None:
         self.name = name
+        self.module = module or name
         self.log_path = log_path
         self.arguments = tuple(arguments)
         self.process: asyncio.subprocess.Process | None = None
@@ -53,9 +54,12 @@ class Supervisor:
         self._watchers: list[asyncio.Task[None]] = []
         self._stopping = False
 
-    async def start(self, name: str, *, arguments: Sequence[str] = ()) -> None:
-        """Start one process and watch it from now on; raises MachineError when it cannot be started."""
-        child = Child(name, self._log_folder / f"{name}.log", arguments)
+    async def start(self, name: str, *, arguments: Sequence[str] = (), module: str = "") -> None:
+        """Start one process and watch it from now on; raises MachineError when it cannot be started.
+
+        ``module``: what is run, where several processes run the same.
+        """
+        child = Child(name, self._log_folder / f"{name}.log", arguments, module)
         try:
             self._log_folder.mkdir(parents=True, exist_ok=True)
             await self._spawn(child)
@@ -110,7 +114,7 @@ class Supervisor:
             child.process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                f"hone.processes.{child.name}",
+                f"hone.processes.{child.module}",
                 *child.arguments,
                 env=self._environment,
                 stdin=asyncio.subprocess.DEVNULL,

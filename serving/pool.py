@@ -1,6 +1,5 @@
 """The routing table: which engine replica answers a ``model`` name, under which engine name. Pure, no I/O."""
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ class InFlight:
     """How many requests of this process each Deployment is answering; outlives the tables that read it."""
 
     def __init__(self) -> None:
-        self._running: Counter[str] = Counter()
-        self._started: Counter[str] = Counter()
+        self._running: dict[str, int] = {}
+        self._started: dict[str, int] = {}
 
     def began(self, deployment_id: str) -> None:
         """Count one request on ``deployment_id``; ``ended`` must follow."""
-        self._running[deployment_id] += 1
-        self._started[deployment_id] += 1
+        self._running[deployment_id] = self._running.get(deployment_id, 0) + 1
+        self._started[deployment_id] = self._started.get(deployment_id, 0) + 1
 
     def ended(self, deployment_id: str) -> None:
         """Count it no more."""
@@ -40,11 +39,11 @@ class InFlight:
 
     def running(self, deployment_id: str) -> int:
         """Requests being answered now."""
-        return self._running[deployment_id]
+        return self._running.get(deployment_id, 0)
 
     def rank(self, deployment_id: str) -> tuple[int, int, str]:
         """Sort key: fewest running, then fewest ever started, then id."""
-        return self._running[deployment_id], self._started[deployment_id], deployment_id
+        return self._running.get(deployment_id, 0), self._started.get(deployment_id, 0), deployment_id
 
 
 @dataclass(frozen=True)
@@ -74,8 +73,10 @@ class RoutingTable:
     versions: dict[tuple[str, int], PolicyVersion]
     deployments: tuple[Deployment, ...]
     in_flight: InFlight
-    _usable: dict[tuple[ModelName, int | None], tuple[Route, ...]] = field(default_factory=dict, repr=False)
-    """Replicas found so far for a name and a pinned version: a snapshot's answer does not change."""
+    _usable: dict[tuple[str, Variant, int | None, int | None], tuple[Route, ...]] = field(
+        default_factory=dict, repr=False
+    )
+    """Replicas found so far for a name, by its parts, and a pinned version: a snapshot's answer does not change."""
 
     @classmethod
     def build(
@@ -104,11 +105,13 @@ class RoutingTable:
         Deployments that just failed. Raises ModelNotFound, VersionNotServed (the version exists, no replica
         holds it) or EngineUnavailable (nothing can answer now).
         """
-        usable = self._usable.get((model, pinned_version)) if not exclude else None
+        # A noun's own hash and comparison cost more than all of this.
+        key = (model.name, model.variant, model.version, pinned_version)
+        usable = None if exclude else self._usable.get(key)
         if usable is None:
             usable = self._find(model, pinned_version, exclude)
             if not exclude and len(self._usable) < _MOST_REMEMBERED:
-                self._usable[(model, pinned_version)] = usable
+                self._usable[key] = usable
         if len(usable) == 1:
             return usable[0]
         return min(usable, key=lambda route: self.in_flight.rank(route.deployment.id))

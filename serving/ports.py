@@ -5,11 +5,16 @@ import socket
 from core.errors import MachineError
 
 
-def bound(host: str, port: int, *, hint: str) -> socket.socket:
-    """A socket bound to the port (0: one that is free). Raises MachineError with ``hint`` where that cannot be."""
+def bound(host: str, port: int, *, hint: str, shared: bool = False) -> socket.socket:
+    """A socket bound to the port (0: one that is free). Raises MachineError with ``hint`` where that cannot be.
+
+    ``shared``: other processes of the same user may bind it too, and the system spreads connections over them.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
     except OSError as error:

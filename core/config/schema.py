@@ -53,6 +53,8 @@ class GatewaySection(Section):
     """Address to listen on."""
     port: int = Field(default=8400, ge=1, le=65535)
     """Port to listen on."""
+    workers: int = Field(default=1, ge=1, le=256)
+    """Gateway processes that share the port, at most one per core; the system spreads connections over them."""
     request_timeout_seconds: float = Field(default=600.0, gt=0)
     """Longest time that an engine may take for one answer."""
     request_read_seconds: float = Field(default=60.0, gt=0)
@@ -178,7 +180,7 @@ class OutsideSection(Section):
     providers: dict[str, OutsideProvider] = Field(default_factory=dict)
     """LiteLLM's prefix of a model name, such as ``openai`` or ``anthropic`` → that provider; others are refused."""
     preload: bool = True
-    """Import LiteLLM (several seconds) when a gateway with providers starts, not at the first request for one of them."""
+    """Import LiteLLM (several seconds) when a gateway with providers starts, not at the first request for one."""
 
 
 class SandboxSection(Section):

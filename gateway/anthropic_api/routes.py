@@ -48,6 +48,8 @@ _STATUSES = {
     413: "The body is too long.",
     429: "A limit is reached.",
     502: "The engine answered wrongly or not at all.",
+    503: "The store is away; try again after `Retry-After`.",
+    504: "The engine sent nothing for too long.",
     529: "Nothing can answer now; try again after `Retry-After`.",
 }
 _ERRORS: dict[int | str, dict[str, Any]] = {

@@ -4,14 +4,18 @@ import asyncio
 from collections.abc import Mapping
 from typing import Final, Protocol
 
+from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from core.errors import HoneError
 from gateway.http.base import HotHandler, RawHeaders
 
-_CLOSE: Final = b"connection: close\r\n"
+_STATUS_LINES: Final = {status: line.rstrip(b"\r\n") for status, line in httptools_impl.STATUS_LINE.items()}
+_CLOSE: Final = b"connection: close"
+_CHUNKED: Final = b"transfer-encoding: chunked"
 _BODILESS: Final = frozenset({204, 304})
+_LF: Final = 10
+_CR: Final = 13
 
 
 class Connection(Protocol):
@@ -21,7 +25,7 @@ class Connection(Protocol):
     flow: FlowControl
 
     def default_head(self) -> bytes:
-        """Header lines that every answer carries."""
+        """Header lines that every answer carries, each with the line break before it."""
 
     def on_response_complete(self) -> None:
         """The next request may be answered."""
@@ -38,17 +42,15 @@ class HotRequest:
         "_connection",
         "body",
         "chunked",
-        "expects_continue",
         "handler",
         "headers",
         "keep_alive",
         "left",
-        "parts",
         "path",
         "received",
         "refusal",
         "response_complete",
-        "size",
+        "running",
         "started",
         "task",
     )
@@ -56,10 +58,10 @@ class HotRequest:
     def __init__(
         self,
         connection: Connection,
-        *,
-        handler: HotHandler | None = None,
-        path: str = "",
+        handler: HotHandler | None,
+        path: str,
         headers: Mapping[bytes, bytes],
+        *,
         keep_alive: bool = False,
         chunked: bool = True,
     ) -> None:
@@ -71,35 +73,35 @@ class HotRequest:
         self.chunked = chunked
         """False for HTTP/1.0, where only the connection's end delimits an answer without a length."""
         self.body = b""
-        self.parts: list[bytes] = []
-        self.size = 0
         self.received = False
-        self.expects_continue = False
         self.refusal: HoneError | None = None
         """Why the server answers this request itself."""
         self.left = False
+        self.running = False
+        """The handler has begun."""
         self.started = False
         self.response_complete = False
         self.task: asyncio.Task[None] | None = None
 
     def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """Send a whole answer with its length in one write."""
+        lines = self._head(status, headers)
         if status in _BODILESS:
-            head = self._head(status, headers, b"")
-            body = b""
+            lines += (b"", b"")
         else:
-            head = self._head(status, headers, b"content-length: %d\r\n" % len(body))
+            lines += (b"content-length: %d" % len(body), b"", body)
         if not self.left:
-            self._connection.transport.write(head + body)
+            self._connection.transport.write(b"\r\n".join(lines))
         self._complete()
 
     def start(self, status: int, headers: RawHeaders) -> None:
         """Begin an answer whose length is not known: chunks, or until the end of the connection for HTTP/1.0."""
         if not self.chunked:
             self.keep_alive = False
-        head = self._head(status, headers, b"transfer-encoding: chunked\r\n" if self.chunked else b"")
+        lines = self._head(status, headers)
+        lines += (_CHUNKED, b"", b"") if self.chunked else (b"", b"")
         if not self.left:
-            self._connection.transport.write(head)
+            self._connection.transport.write(b"\r\n".join(lines))
 
     def write(self, data: bytes) -> None:
         """Send a part of an answer that ``start`` began."""
@@ -128,7 +130,8 @@ class HotRequest:
         if self.response_complete:
             return
         self.left = True
-        if self.task is not None:
+        # A task that is cancelled before its first step does not run at all, not even to say that it has ended.
+        if self.task is not None and self.running:
             self.task.cancel()
 
     def break_off(self) -> None:
@@ -136,16 +139,18 @@ class HotRequest:
         self.keep_alive = False
         self._connection.transport.close()
 
-    def _head(self, status: int, headers: RawHeaders, framing: bytes) -> bytes:
+    def _head(self, status: int, headers: RawHeaders) -> list[bytes]:
         if self.started:
             raise RuntimeError("an answer has been started already")
-        lines = [b"%b: %b\r\n" % header for header in headers]
-        own = b"".join(lines)
-        if own.count(b"\n") != len(lines) or own.count(b"\r") != len(lines):
+        own = [*map(b": ".join, headers)]
+        text = b"".join(own)
+        if _LF in text or _CR in text:
             raise ValueError("a header of the answer holds a line break")
         self.started = True
-        close = b"" if self.keep_alive else _CLOSE
-        return b"".join((STATUS_LINE[status], self._connection.default_head(), own, framing, close, b"\r\n"))
+        lines = [_STATUS_LINES[status] + self._connection.default_head(), *own]
+        if not self.keep_alive:
+            lines.append(_CLOSE)
+        return lines
 
     def _complete(self) -> None:
         self.response_complete = True

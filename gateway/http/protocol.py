@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import socket
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final, cast
 
 import httptools
@@ -57,7 +57,39 @@ class HotProtocol(HttpToolsProtocol):
     side has left: a half-closed connection cannot be told from a closed one before something is written.
     """
 
-    handlers: Mapping[bytes, HotHandler]
+    # uvicorn's class has so many attributes that the interpreter finds them slowly: the busy ones stand in slots.
+    __slots__ = (
+        "_body_bytes",
+        "_default_head",
+        "_default_headers",
+        "_expects_continue",
+        "_idle_since",
+        "_in_body",
+        "_in_head",
+        "_longest_head",
+        "_partial_head_bytes",
+        "_parts",
+        "_read_timer",
+        "_receiving",
+        "_refusal",
+        "_refused",
+        "_turn",
+        "cycle",
+        "flow",
+        "headers",
+        "loop",
+        "parser",
+        "pipeline",
+        "server_state",
+        "tasks",
+        "timeout_keep_alive_task",
+        "transport",
+        "url",
+    )
+
+    routes: Mapping[bytes, tuple[HotHandler, str]]
+    """Path → handler of its POST requests, and the path as text."""
+    on_refused: Callable[[int], None]
     max_body_bytes = MAX_BODY_BYTES
     max_headers = MAX_HEADERS
     max_header_bytes = MAX_HEADER_BYTES
@@ -74,9 +106,15 @@ class HotProtocol(HttpToolsProtocol):
         self._turn: HotRequest | RequestResponseCycle | None = None
         self._receiving: HotRequest | None = None
         """The hot request whose body is not complete."""
+        self._parts: list[bytes] = []
+        self._body_bytes = 0
+        """Of what is being received."""
+        self._expects_continue = False
         self._in_head = False
         self._in_body = False
         self._partial_head_bytes = 0
+        self._longest_head = 0
+        """A head that ends in the data that is being parsed has at most so many bytes."""
         self._refusal: HoneError | None = None
         self._refused = False
         self._idle_since: float | None = None
@@ -123,6 +161,7 @@ class HotProtocol(HttpToolsProtocol):
         if self._turn is None:
             self._unset_keepalive_if_required()
         in_head = self._in_head
+        self._longest_head = self.max_header_bytes + 1 if in_head else len(data)
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
@@ -149,8 +188,8 @@ class HotProtocol(HttpToolsProtocol):
         if request is not None:
             if self._turn is not request:
                 return
-            if request.expects_continue:
-                request.expects_continue = False
+            if self._expects_continue:
+                self._expects_continue = False
                 self.transport.write(_CONTINUE)
         if self._read_timer is None:
             self._read_timer = self.loop.call_later(self.request_read_seconds, self._on_read_timeout)
@@ -192,32 +231,27 @@ class HotProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Route: a POST on a hot path stays here, everything else becomes ASGI."""
         # Until the request is routed it counts as head: a refusal of it is no business of the one before.
-        headers = self.headers
-        size = len(self.url) + sum([len(name) + len(value) + 4 for name, value in headers])
-        if len(headers) > self.max_headers or size > self.max_header_bytes:
+        parser, headers = self.parser, self.headers
+        if len(headers) > self.max_headers or self._head_is_too_long():
             raise self._refused_for(self._head_too_large())
         found = dict(headers)
-        version = self.parser.get_http_version()
-        if version == "1.0" and b"transfer-encoding" in found:
+        keep_alive = parser.should_keep_alive()
+        # Only HTTP/1.1 keeps a connection without being told to; the parser is slow to say the version.
+        modern = (keep_alive and b"connection" not in found) or parser.get_http_version() == "1.1"
+        if not modern and b"transfer-encoding" in found:
             raise self._refused_for(InvalidRequest("HTTP/1.0 knows no transfer-encoding"))
-        path = self.url.partition(b"?")[0]
-        handler = self.handlers.get(path) if self.parser.get_method() == b"POST" else None
-        if handler is None or self.parser.should_upgrade():
+        route = self.routes.get(self.url) or self.routes.get(self.url.partition(b"?")[0])
+        if route is None or parser.get_method() != b"POST" or parser.should_upgrade():
             self._in_head, self._in_body = False, True
             self._begin_asgi(found)
             return
         self._check_limits(found)
         self._in_head, self._in_body = False, True
-        request = HotRequest(
-            self,
-            handler=handler,
-            path=path.decode("latin-1"),
-            headers=found,
-            keep_alive=version != "1.0" and self.parser.should_keep_alive(),
-            chunked=version != "1.0",
-        )
-        request.expects_continue = version != "1.0" and found.get(b"expect", b"").lower() == b"100-continue"
+        handler, path = route
+        request = HotRequest(self, handler, path, found, keep_alive=modern and keep_alive, chunked=modern)
+        self._expects_continue = modern and found.get(b"expect", b"").lower() == b"100-continue"
         self._receiving = request
+        self._body_bytes = 0
         idle = self.cycle is None or self.cycle.response_complete
         self.cycle = cast(RequestResponseCycle, request)
         if idle:
@@ -228,13 +262,12 @@ class HotProtocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         """A part of the body."""
-        request = self._receiving
-        if request is None:
+        if self._receiving is None:
             super().on_body(body)
             return
-        request.parts.append(body)
-        request.size += len(body)
-        if request.size > self.max_body_bytes:
+        self._parts.append(body)
+        self._body_bytes += len(body)
+        if self._body_bytes > self.max_body_bytes:
             raise self._refused_for(self._body_too_large())
 
     def on_message_complete(self) -> None:
@@ -245,13 +278,19 @@ class HotProtocol(HttpToolsProtocol):
             super().on_message_complete()
             return
         self._receiving = None
-        parts, request.parts = request.parts, []
+        parts = self._parts
         request.body = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
         request.received = True
         if self._read_timer is not None:
             self._stop_read_timer()
         if self._turn is request:
             self._run_soon(request)
+
+    def _head_is_too_long(self) -> bool:
+        if self._longest_head <= self.max_header_bytes:
+            return False
+        return len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers) > self.max_header_bytes
 
     def _begin_asgi(self, found: Mapping[bytes, bytes]) -> None:
         self._stop_read_timer()
@@ -292,15 +331,14 @@ class HotProtocol(HttpToolsProtocol):
 
     def _run_soon(self, request: HotRequest) -> None:
         context = contextvars.Context() if self.config.reset_contextvars else None
-        request.task = task = self.loop.create_task(self._run(request), context=context)
+        request.task = task = asyncio.Task(self._run(request), loop=self.loop, name="hot-request", context=context)
         self.tasks.add(task)
-        task.add_done_callback(self.tasks.discard)
 
     async def _run(self, request: HotRequest) -> None:
-        if request.handler is None:
-            return
+        request.running = True
         try:
-            await request.handler(request)
+            if request.handler is not None and not request.left:
+                await request.handler(request)
         except asyncio.CancelledError:
             if not request.left and not request.response_complete:
                 request.break_off()
@@ -316,7 +354,9 @@ class HotProtocol(HttpToolsProtocol):
         finally:
             # An idle connection remembers its last request: that must not keep a large body in memory.
             request.body = b""
-            request.task = None
+            if request.task is not None:
+                self.tasks.discard(request.task)
+                request.task = None
 
     def _on_crash(self, request: HotRequest, error: Exception) -> None:
         request_id = ids.new_id(ids.REQUEST)
@@ -326,14 +366,16 @@ class HotProtocol(HttpToolsProtocol):
         if request.started:
             request.break_off()
         else:
-            request.answer(500, [JSON_HEADER], encode(internal_error_body(request_id)))
+            head = [JSON_HEADER, (b"x-request-id", request_id.encode())]
+            request.answer(500, head, encode(internal_error_body(request_id)))
 
     def on_response_complete(self) -> None:
         """Start the next request in line, or wait for one."""
         self.server_state.total_requests += 1
         if self.transport.is_closing():
             return
-        self.flow.resume_reading()
+        if self.flow.read_paused:
+            self.flow.resume_reading()
         if self.pipeline:
             cycle, app = self.pipeline.pop()
             self._start_asgi_task(cycle, app)
@@ -380,7 +422,8 @@ class HotProtocol(HttpToolsProtocol):
         """Answer the request that is arriving with an error, after those before it, and close."""
         self._refused = True
         self._stop_read_timer()
-        request = HotRequest(self, headers={})
+        self._parts.clear()
+        request = HotRequest(self, None, "", {})
         request.refusal = error
         cycle = self.cycle
         receiving, self._receiving = self._receiving, None
@@ -410,8 +453,11 @@ class HotProtocol(HttpToolsProtocol):
         if error is None or self.transport.is_closing():
             return
         self.cycle = cast(RequestResponseCycle, request)
-        log.info("request_refused", status=error.status, error=error.message)
-        request.answer(error.status, error_headers(error), encode(error_body(error)))
+        request_id = ids.new_id(ids.REQUEST)
+        log.info("request_refused", request_id=request_id, status=error.status, error=error.message)
+        self.on_refused(error.status)
+        head = [*error_headers(error), (b"x-request-id", request_id.encode())]
+        request.answer(error.status, head, encode(error_body(error, request_id)))
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self.loop.call_later(_LINGER_SECONDS, self.transport.close)
@@ -421,8 +467,12 @@ class HotProtocol(HttpToolsProtocol):
         headers = self.server_state.default_headers
         if headers is not self._default_headers:
             self._default_headers = headers
-            self._default_head = b"".join([b"%b: %b\r\n" % header for header in headers])
+            self._default_head = b"".join([b"\r\n%b: %b" % header for header in headers])
         return self._default_head
+
+
+def _count_nothing(_status: int) -> None:
+    """For servers without metrics."""
 
 
 def hot_protocol(
@@ -432,13 +482,19 @@ def hot_protocol(
     max_headers: int = MAX_HEADERS,
     max_header_bytes: int = MAX_HEADER_BYTES,
     request_read_seconds: float = REQUEST_READ_SECONDS,
+    on_refused: Callable[[int], None] | None = None,
 ) -> type[HotProtocol]:
-    """The class to hand to ``uvicorn.Config(http=…)``. ``handlers``: path → handler of its POST requests."""
+    """The class to hand to ``uvicorn.Config(http=…)``.
+
+    ``handlers``: path → handler of its POST requests. ``on_refused`` is told the status of every answer with which
+    the protocol itself refuses a request (400, 408, 413, 431, 503), on any route: no handler sees that request.
+    """
     return type(
         "BoundHotProtocol",
         (HotProtocol,),
         {
-            "handlers": dict(handlers),
+            "routes": {path: (handler, path.decode("latin-1")) for path, handler in handlers.items()},
+            "on_refused": staticmethod(_count_nothing if on_refused is None else on_refused),
             "max_body_bytes": max_body_bytes,
             "max_headers": max_headers,
             "max_header_bytes": max_header_bytes,

@@ -31,7 +31,7 @@ from gateway.inference.splice import Answered, FallbackCause, Misfit, Stop, Toke
 from gateway.inference.target import Target
 from gateway.inference.threads import Thread
 from gateway.metrics import GatewayMetrics
-from gateway.upstream.base import Upstream, UpstreamResponse
+from gateway.upstream.base import Unreachable, Upstream, UpstreamResponse
 from store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -49,7 +49,16 @@ _UNSUPPORTED = (
     "truncate_prompt_tokens",
     "use_beam_search",
 )
-_NOT_RENDERED = frozenset({"model", "messages", "stream", "stream_options", "metadata", "store", "user"})
+_RENDERED = (
+    "add_special_tokens",
+    "chat_template",
+    "chat_template_kwargs",
+    "documents",
+    "functions",
+    "reasoning_effort",
+    "tools",
+)
+"""Fields that may show in a rendering beside the messages."""
 _PROBES = ("b", "7")
 """Two answers that have no token in common: what their renderings share at the end is the template's."""
 _THINKING_ENDS = "</think>"
@@ -202,7 +211,8 @@ class ExactTurns:
             return None
 
     async def render(self, url: str, body: bytes) -> Tokens:
-        """The ids of a conversation. Raises Misfit when the engine refuses, Unreachable when it is away."""
+        """The ids of a conversation. Raises Misfit when the engine does not render, or is away: asked the ordinary
+        way it says more about that."""
         try:
             async with await self._upstream.send(b"POST", url + _RENDER_PATH, body) as response:
                 data = await response.read()
@@ -210,7 +220,7 @@ class ExactTurns:
                     log.debug("render_refused", status=response.status, body=data[:300])
                     raise Misfit(FallbackCause.ENGINE_REFUSED)
             rendering = _decode_rendering(data)
-        except (EngineError, msgspec.DecodeError) as error:
+        except (Unreachable, EngineError, msgspec.DecodeError) as error:
             log.warning("render_failed", error=repr(error))
             raise Misfit(FallbackCause.ENGINE_REFUSED) from error
         if bytes(rendering.features) != b"null":
@@ -265,7 +275,7 @@ class Continuation:
     """Per choice: digest of the conversation with its answer, once it is known."""
 
     async def applied_to(self, target: Target, *, url: str, base: str) -> Target:
-        """The target, asked with ids; the same one where that cannot be. Raises Unreachable when it is away."""
+        """The target, asked with ids; the same one where that cannot be."""
         self.rendered = self.continues = None
         if not self.thread.answered:
             return target
@@ -275,6 +285,11 @@ class Continuation:
             self.fell_back(misfit.cause)
             if misfit.cause is FallbackCause.ENDING:
                 self.parts.forget_ending(base)
+            return target
+        except Exception as error:
+            # An answer matters more than its tokens.
+            self.fell_back(FallbackCause.FAILED)
+            log.exception("exact_failed", episode_id=self.held.id, error=repr(error))
             return target
         return replace(target, send=partial(self.parts.send_ids, target, ids))
 
@@ -357,17 +372,16 @@ def _stop(finish: str | None, reason: int | str | None) -> Stop:
 
 
 def _rendered_alike(sampling: Mapping[str, Any], fields: Mapping[str, Raw]) -> bool:
-    """Whether two requests agree in whatever may show in a rendering: in all fields that are no numbers."""
-    now = {name: msgspec.json.decode(raw) for name, raw in fields.items() if name not in _NOT_RENDERED}
-    return _settings(now) == _settings(sampling)
+    """Whether two requests agree in whatever shows in a rendering beside the messages."""
+    none = (None, "none")
+    if (sampling.get("tool_choice") in none) != (_value(fields, "tool_choice") in none):
+        return False
+    return all(sampling.get(name) == _value(fields, name) for name in _RENDERED)
 
 
-def _settings(fields: Mapping[str, Any]) -> dict[str, Any]:
-    return {
-        name: value
-        for name, value in fields.items()
-        if name not in _NOT_RENDERED and value is not None and not isinstance(value, int | float)
-    }
+def _value(fields: Mapping[str, Raw], name: str) -> Any:
+    raw = fields.get(name)
+    return None if raw is None else msgspec.json.decode(raw)
 
 
 def _probe(engine_model: str, answer: str) -> dict[str, Any]:

@@ -47,6 +47,8 @@ class FallbackCause(StrEnum):
     """The messages after the answer change how it is rendered."""
     ENGINE_REFUSED = "engine_refused"
     """The engine does not render, or did not take the ids."""
+    FAILED = "failed"
+    """Something that is to be mended here; the log says what."""
 
 
 class Misfit(Exception):

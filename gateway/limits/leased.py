@@ -97,6 +97,7 @@ class LeasedLimits:
         price = self._price(model) if self._prices else None
         if not plan.lines:
             return Admitted(self, plan, price, 0, 0, [], stream=False)
+        tokens = tokens or 1
         most = 0 if price is None else round(max(price.prompt, price.completion) * tokens)
         if not plan.covers(tokens, most, now, stream=stream):
             # In the order of UNITS.

@@ -1,7 +1,7 @@
 """One kept-alive HTTP/1.1 connection to an engine: bytes out in one write, an answer's head and body in."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, cast
 
 import httptools
@@ -23,8 +23,44 @@ _WHOLE: Final = 2
 _BODILESS: Final = frozenset({204, 304})
 
 
+class _Headers:
+    """Takes the headers from the head of an answer, and drops those of interim ones."""
+
+    def __init__(self) -> None:
+        self.found: dict[bytes, bytes] = {}
+        self.complete = False
+        self.parser = httptools.HttpResponseParser(self)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header, or a trailer, which nobody wants."""
+        if not self.complete:
+            self.found[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        """The head of an answer, or of an interim one."""
+        if self.complete:
+            return
+        if 100 <= self.parser.get_status_code() < 200:
+            self.found = {}
+        else:
+            self.complete = True
+
+
+def headers_in(data: Sequence[bytes]) -> dict[bytes, bytes]:
+    """The headers, by lower-case name, of an answer whose head is complete in ``data``."""
+    # Parsed when somebody asks: few do, and a call per header is most of what an answer costs.
+    headers = _Headers()
+    try:
+        for piece in data:
+            headers.parser.feed_data(piece)
+    except (httptools.HttpParserError, httptools.HttpParserUpgrade):
+        if not headers.complete:
+            raise
+    return headers.found
+
+
 class EngineConnection(asyncio.Protocol):
-    """One exchange at a time: ``ask``, ``head``, then ``part`` or ``whole``. The pool decides what comes after.
+    """One exchange at a time: ``ask``, then ``part`` or ``whole``. The pool decides what comes after.
 
     Only one task may wait on a connection at any time.
     """
@@ -49,7 +85,7 @@ class EngineConnection(asyncio.Protocol):
         "_wanted",
         "answered",
         "ended",
-        "headers",
+        "head_data",
         "keep_alive",
         "kept_at",
         "key",
@@ -76,24 +112,26 @@ class EngineConnection(asyncio.Protocol):
         self._wanted = _HEAD
         self._gone = False
         self._asking = False
-        self._reset(headless=False)
-
-    def _reset(self, *, headless: bool) -> None:
-        self.status = 0
-        self.headers: dict[bytes, bytes] = {}
-        self.answered = False
-        self.ended = False
-        self.touched = False
-        self.keep_alive = False
-        self._headless = headless
-        self._head_done = False
+        self._headless = False
         self._surplus = False
-        self._framing_bytes = 0
-        self._chunks: list[bytes] = []
-        self._unread = 0
         self._paused = False
         self._error: HoneError | None = None
         self._broken: str | None = None
+        self._chunks: list[bytes] = []
+        self.keep_alive = False
+        self._reset()
+
+    def _reset(self) -> None:
+        # What makes a connection useless for a further exchange need not be reset.
+        self.status = 0
+        self.head_data: list[bytes] = []
+        """What arrived until the head was complete."""
+        self.answered = False
+        self.ended = False
+        self.touched = False
+        self._head_done = False
+        self._framing_bytes = 0
+        self._unread = 0
 
     # What the pool and the response call
 
@@ -117,44 +155,46 @@ class EngineConnection(asyncio.Protocol):
     @property
     def waiting(self) -> bool:
         """Whether a task waits for the engine."""
-        return self._waiter is not None
+        return self._waiter is not None and not self._waiter.done()
 
-    def ask(self, request: bytes, *, headless: bool = False) -> None:
-        """Write a whole request. ``headless``: its answer has no body, whatever its head says (HEAD)."""
-        self._reset(headless=headless)
+    async def ask(self, request: bytes, *, headless: bool = False) -> None:
+        """Write a whole request and wait for the answer's head. Raises Unreachable or EngineError.
+
+        ``headless``: the answer has no body, whatever its head says (HEAD).
+        """
+        self._reset()
+        self._headless = headless
         self._asking = True
         if self._transport is not None:
             self._transport.write(request)
-
-    async def head(self) -> None:
-        """Wait for the answer's head. Raises Unreachable or EngineError."""
         while not self._head_done:
             self._raise_failure(EngineError if self._error is not None else Unreachable)
-            await self._wait(_HEAD)
+            await self._news(_HEAD)
 
     async def part(self) -> bytes:
         """All body bytes that arrived since the last call; empty at the end. Raises EngineError."""
-        while not self._chunks:
+        chunks = self._chunks
+        while not chunks:
             if self.ended:
                 return b""
             self._raise_failure(EngineError)
-            await self._wait(_PART)
-        chunks = self._chunks
+            await self._news(_PART)
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
         self._unread = 0
-        self._resume()
+        if self._paused:
+            self._resume()
         return data
 
     async def whole(self) -> bytes:
         """The rest of the body. Raises Unreachable when the connection breaks first, EngineError otherwise."""
         while not self.ended:
             self._raise_failure(Unreachable)
-            self._wanted = _WHOLE
             self._resume()
-            await self._wait(_WHOLE)
-        data = b"".join(self._chunks)
-        self._chunks.clear()
+            await self._news(_WHOLE)
+        chunks = self._chunks
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        chunks.clear()
         self._unread = 0
         return data
 
@@ -163,7 +203,8 @@ class EngineConnection(asyncio.Protocol):
         self._asking = False
         self.kept_at = self._loop.time()
         self._resume()
-        self._chunks = []
+        self._chunks.clear()
+        self.head_data = []
 
     def time_out(self, seconds: float) -> None:
         """The engine was silent for too long: fail the task that waits."""
@@ -183,17 +224,15 @@ class EngineConnection(asyncio.Protocol):
                 raise Unreachable(f"{self.key[0]}:{self.key[1]} {self._broken}")
             raise EngineError(f"the engine {self._broken}", hint="send the request again")
 
-    async def _wait(self, wanted: int) -> None:
+    def _news(self, wanted: int) -> asyncio.Future[None]:
+        """Done when what is wanted has arrived, or will not arrive any more."""
         self._wanted = wanted
         self.silent_sweeps = 0
-        self._waiter = self._loop.create_future()
-        try:
-            await self._waiter
-        finally:
-            self._waiter = None
+        self._waiter = waiter = self._loop.create_future()
+        return waiter
 
     def _wake(self) -> None:
-        waiter = self._waiter
+        waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
 
@@ -225,6 +264,8 @@ class EngineConnection(asyncio.Protocol):
         self.touched = True
         self.silent_sweeps = 0
         unread = self._unread
+        if not self._head_done:
+            self.head_data.append(data)
         try:
             parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
@@ -267,12 +308,6 @@ class EngineConnection(asyncio.Protocol):
         """A status line was read."""
         self.answered = True
 
-    def on_header(self, name: bytes, value: bytes) -> None:
-        """A header, or a trailer, which nobody wants."""
-        self.answered = True
-        if not self._head_done:
-            self.headers[name.lower()] = value
-
     def on_headers_complete(self) -> None:
         """The head of an answer, or of an interim one."""
         parser = self._parser
@@ -281,7 +316,6 @@ class EngineConnection(asyncio.Protocol):
         self.answered = True
         status = parser.get_status_code()
         if 100 <= status < 200:
-            self.headers = {}
             return
         self.status = status
         self._head_done = True
@@ -315,7 +349,7 @@ class EngineConnection(asyncio.Protocol):
             self.keep_alive = self._parser.should_keep_alive()
 
     def _lasts_until_close(self) -> bool:
-        headers = self.headers
+        headers = headers_in(self.head_data)
         return (
             self.status not in _BODILESS
             and b"content-length" not in headers

@@ -4,11 +4,11 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from functools import lru_cache
 from math import ceil
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Any, Final, NamedTuple, Self
 from urllib.parse import urlsplit
 
 import structlog
@@ -16,7 +16,7 @@ import structlog
 from core.config.schema import HoneConfig
 from core.errors import EngineUnavailable
 from gateway.upstream.base import NOT_HERE, Unreachable
-from gateway.upstream.connection import EngineConnection
+from gateway.upstream.connection import EngineConnection, headers_in
 
 log = structlog.get_logger(__name__)
 
@@ -54,41 +54,54 @@ def target_of(url: str) -> Target:
     return Target((parts.hostname, port or (443 if secure else 80), secure), path.encode(), host.encode())
 
 
-def request_bytes(method: bytes, target: Target, body: bytes, headers: tuple[tuple[bytes, bytes], ...]) -> bytes:
-    """A whole request (RFC 9112). Raises ValueError for a line break in a header."""
-    parts = [method, b" ", target.path, b" HTTP/1.1\r\nhost: ", target.host, b"\r\naccept-encoding: identity\r\n"]
-    if headers:
-        extra = b"".join([b"%b: %b\r\n" % header for header in headers])
-        if extra.count(b"\n") != len(headers) or extra.count(b"\r") != len(headers) or b"\0" in extra:
-            raise ValueError("a header holds a line break")
-        parts.append(extra)
-    if body or method == b"POST":
-        if not any(name.lower() == b"content-type" for name, _ in headers):
-            parts.append(b"content-type: application/json\r\n")
-        parts.append(b"content-length: %d\r\n" % len(body))
-    parts.append(b"\r\n")
-    parts.append(body)
-    return b"".join(parts)
+@lru_cache(maxsize=4096)
+def head_of(method: bytes, url: str, headers: tuple[tuple[bytes, bytes], ...]) -> tuple[_Key, bytes]:
+    """Where a request goes, and its head (RFC 9112) but for the content-length and the empty line.
+
+    Raises Unreachable for what is no address and ValueError for a line break in a header.
+    """
+    target = target_of(url)
+    lines = [b"%b %b HTTP/1.1" % (method, target.path), b"host: " + target.host, b"accept-encoding: identity"]
+    lines += map(b": ".join, headers)
+    text = b"".join(lines)
+    if method == b"POST" and not any(name.lower() == b"content-type" for name, _ in headers):
+        lines.append(b"content-type: application/json")
+    if any(sign in text for sign in (b"\r", b"\n", b"\0")):
+        raise ValueError("a header holds a line break")
+    return target.key, b"\r\n".join(lines)
 
 
 class LeanResponse:
     """An answer over an EngineConnection; implements ``UpstreamResponse``."""
 
-    __slots__ = ("_connection", "_upstream", "headers", "status")
+    __slots__ = ("_connection", "_head_data", "_headers", "_upstream", "status")
 
     def __init__(self, connection: EngineConnection, upstream: "LeanUpstream") -> None:
         self._connection: EngineConnection | None = connection
         self._upstream = upstream
+        self._head_data = connection.head_data
+        self._headers: Mapping[bytes, bytes] | None = None
         self.status = connection.status
-        self.headers: Mapping[bytes, bytes] = connection.headers
 
-    async def read(self) -> bytes:
+    @property
+    def headers(self) -> Mapping[bytes, bytes]:
+        """Lower-case names; of a repeated header the last."""
+        if self._headers is None:
+            self._headers = headers_in(self._head_data)
+            self._head_data = []
+        return self._headers
+
+    # No coroutines of their own: a stream asks for its next part very often.
+
+    def read(self) -> Coroutine[Any, Any, bytes]:
         """The whole body; empty after ``close``."""
-        return b"" if self._connection is None else await self._connection.whole()
+        connection = self._connection
+        return _nothing() if connection is None else connection.whole()
 
-    async def next(self) -> bytes:
+    def next(self) -> Coroutine[Any, Any, bytes]:
         """The body bytes that have arrived; empty at the end and after ``close``."""
-        return b"" if self._connection is None else await self._connection.part()
+        connection = self._connection
+        return _nothing() if connection is None else connection.part()
 
     def close(self) -> None:
         """Give the connection back, or close it."""
@@ -103,6 +116,10 @@ class LeanResponse:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+async def _nothing() -> bytes:
+    return b""
 
 
 class LeanUpstream:
@@ -144,10 +161,13 @@ class LeanUpstream:
         self, method: bytes, url: str, body: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
     ) -> LeanResponse:
         """Send a request and wait for the head of its answer."""
-        target = target_of(url)
-        request = request_bytes(method, target, body, headers)
+        key, head = head_of(method, url, headers)
+        if body or method == b"POST":
+            request = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+        else:
+            request = head + b"\r\n\r\n"
         headless = method == b"HEAD"
-        connection = self._kept(target.key)
+        connection = self._kept(key)
         if connection is not None:
             try:
                 return await self._exchange(connection, url, request, headless=headless)
@@ -155,14 +175,13 @@ class LeanUpstream:
                 # An engine may close a kept connection while we write to it; that says nothing about the engine.
                 if connection.touched or self._loop is None:
                     raise
-        return await self._exchange(await self._connect(target), url, request, headless=headless)
+        return await self._exchange(await self._connect(key), url, request, headless=headless)
 
     async def _exchange(
         self, connection: EngineConnection, url: str, request: bytes, *, headless: bool
     ) -> LeanResponse:
         try:
-            connection.ask(request, headless=headless)
-            await connection.head()
+            await connection.ask(request, headless=headless)
             if connection.status in NOT_HERE:
                 raise Unreachable(f"{url} answered {connection.status}")
         except BaseException:
@@ -176,7 +195,10 @@ class LeanUpstream:
             connection.abort()
             return
         connection.keep()
-        self._idle.setdefault(connection.key, []).append(connection)
+        idle = self._idle.get(connection.key)
+        if idle is None:
+            idle = self._idle[connection.key] = []
+        idle.append(connection)
 
     def _kept(self, key: _Key) -> EngineConnection | None:
         idle = self._idle.get(key)
@@ -186,12 +208,12 @@ class LeanUpstream:
                 return connection
         return None
 
-    async def _connect(self, target: Target) -> EngineConnection:
+    async def _connect(self, key: _Key) -> EngineConnection:
         loop = self._loop
         if loop is None:
             raise EngineUnavailable("the gateway is not started", hint="try again in a few seconds")
-        host, port, secure = target.key
-        connection = EngineConnection(target.key, loop=loop, on_lost=self._forget)
+        host, port, secure = key
+        connection = EngineConnection(key, loop=loop, on_lost=self._forget)
         try:
             async with asyncio.timeout(CONNECT_SECONDS):
                 transport, _ = await loop.create_connection(

@@ -1,46 +1,49 @@
-"""The gateway process: uvicorn with uvloop and the gateway's own HTTP protocol around ``gateway.app``."""
+"""The gateway process: answers by itself, or watches over several processes that share its port."""
 
 import asyncio
 
-import uvicorn
 import uvloop
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
-from gateway.app import create_app, http_protocol
-from hone.http_server import QuietServer, listen
-from hone.local_keys import with_tools_key
+from hone.http_server import listen
+from hone.processes.answering import answer
+from hone.processes.parent import parent_arguments
 from hone.processes.recorder import recorder_beside
 from hone.processes.runner import run_process
+from hone.settings import child_environment
+from hone.supervisor import Supervisor
 from store.store import Store
+
+_LOOK_SECONDS = 1.0
 
 
 async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
     """Answer requests until ``stop`` is set; running answers are finished first, then their Turns are stored."""
     async with recorder_beside(config, store):
-        await _answer(config, store, registry, stop)
+        if config.gateway.workers == 1:
+            await answer(config, store, registry, stop)
+        else:
+            await _watch_workers(config, stop)
 
 
-async def _answer(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
-    listener = listen(config.gateway.host, config.gateway.port, key="gateway.port")
-    app = create_app(with_tools_key(config), store, registry=registry)
-    server = QuietServer(
-        uvicorn.Config(
-            app,
-            http=http_protocol(app),
-            access_log=False,
-            log_level="warning",
-            proxy_headers=False,
-            backlog=4096,
-            timeout_graceful_shutdown=30,
+async def _watch_workers(config: HoneConfig, stop: asyncio.Event) -> None:
+    """Run ``gateway.workers`` processes, started again when they die. Raises MachineError when one keeps dying."""
+    # Bound but not listening: the port is this gateway's while a worker is between two lives.
+    with listen(config.gateway.host, config.gateway.port, key="gateway.port", shared=True):
+        supervisor = Supervisor(
+            environment=child_environment(config), log_folder=config.data_dir.expanduser() / "logs"
         )
-    )
-    serving = asyncio.create_task(server.serve(sockets=[listener]))
-    stopping = asyncio.create_task(stop.wait())
-    await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
-    server.should_exit = True
-    stopping.cancel()
-    await serving
+        try:
+            for number in range(config.gateway.workers):
+                arguments = (str(number), *parent_arguments())
+                await supervisor.start(f"gateway-{number}", arguments=arguments, module="gateway_worker")
+            stopping = asyncio.create_task(stop.wait())
+            while not stopping.done():
+                await asyncio.wait({stopping}, timeout=_LOOK_SECONDS)
+                supervisor.check()
+        finally:
+            await supervisor.stop()
 
 
 def main() -> None:

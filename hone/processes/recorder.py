@@ -2,24 +2,18 @@
 
 import asyncio
 import contextlib
-import os
 import sys
 from collections.abc import AsyncIterator
 
-import structlog
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
 from gateway.recorder import make_drain
+from hone.processes.parent import parent_arguments, parent_of, until_over
 from hone.processes.runner import run_process
 from hone.settings import child_environment
 from hone.supervisor import Supervisor
 from store.store import Store
-
-log = structlog.get_logger(__name__)
-
-_PARENT = "--parent"
-_PARENT_SECONDS = 0.2
 
 
 async def serve(config: HoneConfig, store: Store, _registry: CollectorRegistry, stop: asyncio.Event) -> None:
@@ -30,7 +24,7 @@ async def serve(config: HoneConfig, store: Store, _registry: CollectorRegistry, 
     drain = make_drain(config, store)
     await drain.start()
     try:
-        await _until_over(stop, _parent())
+        await until_over(stop, parent_of(sys.argv))
     finally:
         await drain.stop()
 
@@ -46,7 +40,7 @@ async def recorder_beside(config: HoneConfig, store: Store) -> AsyncIterator[Non
         yield
         return
     supervisor = Supervisor(environment=child_environment(config), log_folder=config.data_dir.expanduser() / "logs")
-    await supervisor.start("recorder", arguments=(_PARENT, str(os.getpid())))
+    await supervisor.start("recorder", arguments=parent_arguments())
     try:
         yield
     finally:
@@ -54,21 +48,6 @@ async def recorder_beside(config: HoneConfig, store: Store) -> AsyncIterator[Non
         drain = make_drain(config, store)
         await drain.start()
         await drain.stop()
-
-
-def _parent() -> int | None:
-    arguments = sys.argv[1:]
-    return int(arguments[1]) if arguments[:1] == [_PARENT] else None
-
-
-async def _until_over(stop: asyncio.Event, parent: int | None) -> None:
-    while not stop.is_set():
-        if parent is not None and os.getppid() != parent:
-            log.warning("recorder_orphaned", parent=parent)
-            return
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_PARENT_SECONDS):
-                await stop.wait()
 
 
 def main() -> None:

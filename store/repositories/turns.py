@@ -17,6 +17,20 @@ from store.tables.turns import TURNS
 _ARRAYS = ("prompt_ids", "output_ids", "output_logprobs")
 _MOST_THREAD_ROWS = 1_000
 _Arrays = tuple[tuple[int, ...], tuple[int, ...], tuple[float, ...]]
+
+
+class _Span(msgspec.Struct):
+    version: int
+
+
+class _Spoken(msgspec.Struct):
+    """Who answered, in a Turn's payload."""
+
+    policy: str
+    policy_spans: list[_Span]
+
+
+_DECODE_VERSION = msgspec.json.Decoder(_Spoken).decode
 _DECODER = msgspec.msgpack.Decoder(_Arrays)
 
 
@@ -55,6 +69,16 @@ class Turns(Repository[Turn]):
         query = self._query().where(TURNS.c.episode_id == episode_id)
         rows = await self._connection.rows(query.order_by(TURNS.c.index, TURNS.c.choice, TURNS.c.created_at))
         return [await self._unpacked(row) for row in rows]
+
+    async def progress(self, episode_id: str) -> tuple[int, dict[str, int]]:
+        """The index of an Episode's next Turn, and Policy → the version that answered its first Turn there."""
+        query = select(TURNS.c.index.label("place"), TURNS.c.payload).where(TURNS.c.episode_id == episode_id)
+        next_index, versions = 0, dict[str, int]()
+        for row in await self._connection.rows(query.order_by(TURNS.c.index, TURNS.c.choice, TURNS.c.created_at)):
+            spoken = _DECODE_VERSION(row.payload)
+            next_index = max(next_index, row.place + 1)
+            versions.setdefault(spoken.policy, spoken.policy_spans[0].version)
+        return next_index, versions
 
     async def existing(self, turn_ids: Collection[str]) -> set[str]:
         """Which of these are durable."""

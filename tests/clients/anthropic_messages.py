@@ -36,9 +36,7 @@ async def asynchronous(place: Place) -> Calls:
 
 
 def stream(place: Place) -> Calls:
-    with client(place).messages.stream(
-        model=place.model, messages=ASKED, max_tokens=12, extra_body=GREEDY
-    ) as events:
+    with client(place).messages.stream(model=place.model, messages=ASKED, max_tokens=12, extra_body=GREEDY) as events:
         pieces = list(events.text_stream)
         final = events.get_final_message()
     assert len(pieces) > 4 and "".join(pieces) == final.content[0].text

@@ -7,7 +7,7 @@ from scenarios import CITY_SCHEMA, QUESTION, WEATHER, Calls, Place, run
 
 # Its table of prices would be fetched at import otherwise.
 os.environ["LITELLM_LOCAL_MODEL_COST_MAP"] = "True"
-import litellm  # noqa: E402
+import litellm
 
 ASKED = [{"role": "user", "content": QUESTION}]
 SHORT = {"max_tokens": 12, "temperature": 0}

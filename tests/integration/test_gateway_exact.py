@@ -10,6 +10,7 @@ from core import ids
 from core.episode import Episode
 from core.trajectory import BreakCause, build_trajectory, continues
 from core.turn import Turn
+from core.variant import Variant
 from serving.engines.fake import FakeEngineServer
 from serving.engines.fake_script import ScriptedAnswer
 from tests.gateway_harness import POLICY, TENANT, Harness, hone_headers, running_gateway
@@ -261,3 +262,41 @@ async def test_the_memory_is_bounded_and_forgets_the_oldest(fresh_sqlite_url, op
         for talk in talks:
             await talk.turn()
             assert all_continue(await talk.turns())
+
+
+async def test_each_of_several_answers_can_be_continued(harness: Harness):
+    """With ``n`` the client goes on from the answer that it likes."""
+    talk = Conversation(harness, await attempt(harness), n=3)
+    first = talk.messages
+    answer = await talk.turn()
+    for choice in answer["choices"]:
+        said = {"role": "assistant", "content": choice["message"]["content"]}
+        talk.messages = [*first, said, {"role": "user", "content": "go on"}]
+        await talk.turn(n=1)
+        earlier, later = (await talk.turns())[choice["index"]], (await talk.turns())[-1]
+        assert continues(earlier, later)
+
+
+async def test_variants_continue_each_other_and_a_replica_that_is_away_is_replaced(harness: Harness):
+    """The fast replica of the same version takes the ids, and so does whoever answers when it has died."""
+    fast = await harness.add_engine("dep_fast", variant=Variant.FAST, versions=(1,))
+    talk = Conversation(harness, await attempt(harness))
+    for model in (f"{POLICY}@1", f"{POLICY}-fast@1"):
+        await talk.turn(model=model)
+        talk.hear("go on")
+    assert "kv_transfer_params" in fast.requests[-1]
+    await fast.stop()
+    await talk.turn(model=f"{POLICY}-fast@1")
+    turns = await talk.turns()
+    assert [turn.deployment_id for turn in turns] == ["dep_a", "dep_fast", "dep_a"] and all_continue(turns)
+
+
+async def test_reasoning_that_the_client_leaves_out_stays_out(harness: Harness):
+    """The ids of an answer with reasoning are not brought back where the messages lack it."""
+    harness.engine.script = [ScriptedAnswer(reasoning="well", text="two")]
+    talk = Conversation(harness, await attempt(harness))
+    await talk.turn()
+    del talk.messages[-1]["reasoning"]
+    talk.hear("go on")
+    await talk.turn()
+    assert fallbacks(harness, "reasoning") == 1

@@ -15,8 +15,8 @@ from core.policy import Base
 from core.variant import Variant
 from serving.engines.vllm import VllmEngine
 from serving.launch import Launch, find_build, speculation_of
-from serving.ports import check_port, free_port
 from serving.launcher import EngineProcess, end_leftover
+from serving.ports import check_port, free_port
 
 BASE = Base(name="smol", path="/models/smol", fingerprint="f")
 SERVER = """
@@ -60,6 +60,31 @@ def test_the_fast_variant_speculates(method):
     found = json.loads(option(launch(Variant.FAST, overrides=overrides).command(), "--speculative-config"))
     assert (found["method"], found["num_speculative_tokens"]) == (method, 3)
     assert ("model" in found) == (method == "draft_model")
+
+
+def test_the_demo_base_knows_tools_out_of_the_box():
+    """The demo's Base gets a parser of tool calls and a template with tools; another Base gets neither."""
+    command = launch().command()
+    assert "--enable-auto-tool-choice" in command and option(command, "--tool-call-parser") == "hermes"
+    assert Path(option(command, "--chat-template")).is_file()
+    other = set(launch(overrides={"base.source": "/models/other"}).command())
+    assert not {"--enable-auto-tool-choice", "--tool-call-parser", "--reasoning-parser", "--chat-template"} & other
+
+
+def test_parsers_and_template_are_the_operators_choice():
+    """Named parsers and a template reach the engine as they stand, and empty ones leave everything to the model."""
+    overrides = {
+        "base.source": "/models/other",
+        "engine.tool_call_parser": "llama3_json",
+        "engine.reasoning_parser": "qwen3",
+        "engine.chat_template": "/templates/chat.jinja",
+    }
+    command = launch(overrides=overrides).command()
+    assert option(command, "--tool-call-parser") == "llama3_json"
+    assert option(command, "--reasoning-parser") == "qwen3"
+    assert option(command, "--chat-template") == "/templates/chat.jinja"
+    bare = launch(overrides={"engine.tool_call_parser": "", "engine.chat_template": ""}).command()
+    assert not {"--tool-call-parser", "--chat-template"} & set(bare)
 
 
 def test_extra_arguments_come_last():
