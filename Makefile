@@ -42,7 +42,7 @@ architecture:
 
 clients: install ## Run other people's clients on a real stack; writes bench/results/clients.json and docs/clients.md
 	@scripts/install.sh clients
-	@HONE_CLIENT_RESULTS=bench/results/clients.json $(PYTHON) -m pytest -q tests/e2e/test_clients.py
+	@CLIENT_MATRIX_RESULTS=bench/results/clients.json $(PYTHON) -m pytest -q tests/e2e/test_clients.py
 	@$(PYTHON) -m tests.client_matrix
 
 lock: ## Resolve the locked requirements again (needs uv)

@@ -23,6 +23,8 @@ IDLE_SECONDS = 3600.0
 """After this time without a Turn an Episode's version is no longer remembered here."""
 _MOST_HELD = 10_000
 _LOOKUP_TIMEOUT_SECONDS = 2.0
+_THREAD_TIMEOUT_SECONDS = 0.25
+"""A conversation that nobody named may wait so long to be recognised; then it goes on as a new Episode."""
 _ABSENT_SECONDS = 5.0
 """How long a conversation that the store does not know is not asked for again."""
 
@@ -137,7 +139,7 @@ class Episodes:
             return None
         digests = [digest.hex() for digest in thread.answered]
         try:
-            async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS), self._store.reading() as work:
+            async with asyncio.timeout(_THREAD_TIMEOUT_SECONDS), self._store.reading() as work:
                 found = await work.turns.by_thread(key.tenant_id, digests)
         except Exception as error:  # noqa: BLE001 - no failing look-up may break an answer
             self._metrics.capture_failures.labels("thread_lookup").inc()

@@ -176,7 +176,12 @@ async def served(app: FastAPI) -> AsyncIterator[str]:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         config = uvicorn.Config(
-            app, http=http_protocol(app), lifespan="on", log_config=None, access_log=False, timeout_graceful_shutdown=5
+            app,
+            http=http_protocol(app),
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            timeout_graceful_shutdown=5,
         )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))

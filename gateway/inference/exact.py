@@ -27,7 +27,8 @@ from core.turn import Turn
 from gateway.episodes import HeldEpisode
 from gateway.inference.base import Call
 from gateway.inference.request import InferenceRequest, engine_body
-from gateway.inference.splice import Answered, FallbackCause, Misfit, Stop, Tokens, common_suffix, continued, spliced
+from gateway.inference.sampled import answer_of, answers_of
+from gateway.inference.splice import Answered, FallbackCause, Misfit, Tokens, common_suffix, continued, spliced
 from gateway.inference.target import Target
 from gateway.inference.threads import Thread
 from gateway.metrics import GatewayMetrics
@@ -61,35 +62,10 @@ _RENDERED = (
 """Fields that may show in a rendering beside the messages."""
 _PROBES = ("b", "7")
 """Two answers that have no token in common: what their renderings share at the end is the template's."""
-_THINKING_ENDS = "</think>"
 _FALSE = Raw(b"false")
 
 Key = tuple[str, str]
 """Episode, and the digest of the conversation with an answer."""
-
-
-class _Said(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-
-    @property
-    def reasons(self) -> bool:
-        return bool(self.reasoning or self.reasoning_content) or _THINKING_ENDS in (self.content or "")
-
-
-class _Choice(msgspec.Struct):
-    index: int = 0
-    message: _Said | None = None
-    delta: _Said | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    token_ids: list[int] | None = None
-
-
-class _Answer(msgspec.Struct):
-    choices: list[_Choice] = []
-    prompt_token_ids: list[int] | None = None
 
 
 class _Rendering(msgspec.Struct):
@@ -101,33 +77,10 @@ class _Role(msgspec.Struct):
     role: str | None = None
 
 
-_decode_answer = msgspec.json.Decoder(_Answer).decode
 _decode_rendering = msgspec.json.Decoder(_Rendering).decode
 _decode_messages = msgspec.json.Decoder(list[Raw]).decode
 _decode_roles = msgspec.json.Decoder(list[_Role]).decode
 _encode = msgspec.json.Encoder().encode
-
-
-@dataclass(slots=True)
-class _Sampled:
-    """One choice, put together from a body or from all events of a stream."""
-
-    ids: Tokens = field(default_factory=lambda: array("I"))
-    text: str = ""
-    reasons: bool = False
-    finish: str | None = None
-    stop: int | str | None = None
-
-    def take(self, choice: _Choice) -> None:
-        self.ids.extend(choice.token_ids or ())
-        said = choice.message or choice.delta
-        if said is not None:
-            self.reasons = self.reasons or said.reasons
-            # A streamed end mark of reasoning may come in pieces.
-            self.text = self.text[-len(_THINKING_ENDS) :] + (said.content or "")
-            self.reasons = self.reasons or _THINKING_ENDS in self.text
-        self.finish = choice.finish_reason or self.finish
-        self.stop = choice.stop_reason if choice.stop_reason is not None else self.stop
 
 
 class ExactTurns:
@@ -160,30 +113,12 @@ class ExactTurns:
 
         Raises msgspec.DecodeError when the engine's JSON has another shape than OpenAI's.
         """
-        prompt: list[int] | None = None
-        choices: dict[int, _Sampled] = {}
-        for payload in payloads:
-            answer = _decode_answer(payload)
-            prompt = prompt or answer.prompt_token_ids
-            for choice in answer.choices:
-                choices.setdefault(choice.index, _Sampled()).take(choice)
-        if prompt is None:
-            return
         if continuation.continues is not None:
             # Its ids are the beginning of this Turn's; a request that goes back to it finds them in the store.
             self._forget(continuation.continues)
-        for index, digest in enumerate(continuation.threads):
-            sampled = choices.get(index)
-            if digest and sampled is not None and sampled.ids:
-                answered = Answered(
-                    ids=array("I", prompt) + sampled.ids,
-                    prompt_length=len(prompt),
-                    rendered=continuation.rendered,
-                    stop=_stop(sampled.finish, sampled.stop),
-                    reasons=sampled.reasons,
-                    policy=target.policy,
-                    version=target.version,
-                )
+        for index, answered in answers_of(payloads, target, continuation.rendered).items():
+            digest = continuation.threads[index] if index < len(continuation.threads) else ""
+            if digest:
                 self._keep((continuation.held.id, digest), answered)
 
     def known(self, key: Key) -> Answered | None:
@@ -313,7 +248,7 @@ class Continuation:
             rendered = answered.prompt if answered.rendered is None else answered.rendered
         else:
             turn = await self.parts.stored(self.held, digest)
-            answered = None if turn is None else _answered(turn)
+            answered = None if turn is None else answer_of(turn)
             if turn is None or answered is None:
                 raise Misfit(FallbackCause.UNKNOWN_ANSWER)
             _check_model(answered, target)
@@ -346,29 +281,6 @@ def _split(raw: Raw) -> tuple[list[Raw], int]:
 def _check_model(answered: Answered, target: Target) -> None:
     if (answered.policy, answered.version) != (target.policy, target.version):
         raise Misfit(FallbackCause.OTHER_MODEL)
-
-
-def _answered(turn: Turn) -> Answered | None:
-    """A stored Turn; None where its ids are not whole."""
-    if not (turn.exact and turn.content_kept and turn.prompt_ids and turn.output_ids):
-        return None
-    said = [turn.response.get(name) for name in ("reasoning", "reasoning_content")]
-    content = turn.response.get("content")
-    return Answered(
-        ids=array("I", turn.prompt_ids + turn.output_ids),
-        prompt_length=len(turn.prompt_ids),
-        rendered=None,
-        stop=_stop(turn.finish_reason, None),
-        reasons=any(said) or (isinstance(content, str) and _THINKING_ENDS in content),
-        policy=turn.policy,
-        version=turn.version,
-    )
-
-
-def _stop(finish: str | None, reason: int | str | None) -> Stop:
-    if finish == "length":
-        return "length"
-    return "end" if reason is None else "text"
 
 
 def _rendered_alike(sampling: Mapping[str, Any], fields: Mapping[str, Raw]) -> bool:

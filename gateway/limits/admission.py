@@ -90,28 +90,25 @@ class Admitted:
         """See ``gateway.limits.base.Admission``."""
         if self._settled and not self._streams:
             return
-        streams, self._streams = self._streams, ()
-        for line in streams:
-            line.unhold(1)
-        holds = bool(streams)
+        returned, self._streams = [(line, 1) for line in self._streams], ()
         if not self._settled:
             self._settled = True
-            # A request that failed has counted as a request all the same.
-            holds |= self._give_back()
-        if holds:
-            self._desk.wake()
+            returned += self._give_back()
+        for line, amount in returned:
+            line.unhold(amount)
+            if line.scarce:
+                self._desk.wake()
 
-    def _give_back(self) -> bool:
-        """Give back all that was to be settled; whether others wait for some of it."""
+    def _give_back(self) -> list[tuple[Line, int]]:
+        """Give back the tokens of a request that failed; which holds are to be given back.
+
+        It has counted as a request all the same.
+        """
         plan = self._plan
         for line, bucket in zip(plan.tokens, self._buckets, strict=True):
             line.untake(self._tokens, bucket)
-        for line in plan.tokens_of_month:
-            line.unhold(self._tokens)
-        if self._microdollars:
-            for line in plan.dollars:
-                line.unhold(self._microdollars)
-        return bool(plan.tokens_of_month or plan.dollars)
+        holds = [(line, self._tokens) for line in plan.tokens_of_month]
+        return holds + [(line, self._microdollars) for line in plan.dollars] if self._microdollars else holds
 
 
 def rate_headers(lines: Sequence[Line], now: float) -> list[RawHeader]:

@@ -27,6 +27,8 @@ UNITS = tuple(Unit)
 _WINDOWS = (Unit.REQUESTS, Unit.TOKENS)
 BUDGETS = (Unit.BUDGET_TOKENS, Unit.BUDGET_DOLLARS)
 _NEVER = -math.inf
+_SCARCE = 16
+_SCARCE_SHARE = 8
 
 
 class Line:
@@ -121,6 +123,11 @@ class Line:
         self.held -= amount
         self._given_up += amount
         self._refused_until = _NEVER
+
+    @property
+    def scarce(self) -> bool:
+        """Whether others may want what comes back at once: little was free when the counters last said it."""
+        return self.unleased < _SCARCE + self.limit // _SCARCE_SHARE
 
     def untake(self, amount: int, bucket: int) -> None:
         """Give back what was taken of a window: to the lease it is of, else to the counters (below 0: used more).

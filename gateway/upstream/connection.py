@@ -141,18 +141,6 @@ class EngineConnection(asyncio.Protocol):
         return not self._gone and self._transport is not None and not self._transport.is_closing()
 
     @property
-    def reusable(self) -> bool:
-        """Whether the exchange ended so that the next one may follow on this connection."""
-        return (
-            self.ended
-            and self.keep_alive
-            and not self._surplus
-            and self.usable
-            and self._transport is not None
-            and self._transport.get_write_buffer_size() == 0
-        )
-
-    @property
     def waiting(self) -> bool:
         """Whether a task waits for the engine."""
         return self._waiter is not None and not self._waiter.done()
@@ -198,13 +186,29 @@ class EngineConnection(asyncio.Protocol):
         self._unread = 0
         return data
 
-    def keep(self) -> None:
-        """The exchange is over; until the next ``ask`` the engine has nothing to say."""
+    def keep(self) -> bool:
+        """End the exchange; False where the next one may not follow on this connection.
+
+        Until the next ``ask`` the engine has nothing to say.
+        """
+        transport = self._transport
+        if (
+            not self.ended
+            or not self.keep_alive
+            or self._surplus
+            or self._gone
+            or transport is None
+            or transport.is_closing()
+            or transport.get_write_buffer_size() != 0
+        ):
+            return False
         self._asking = False
         self.kept_at = self._loop.time()
-        self._resume()
+        if self._paused:
+            self._resume()
         self._chunks.clear()
         self.head_data = []
+        return True
 
     def time_out(self, seconds: float) -> None:
         """The engine was silent for too long: fail the task that waits."""

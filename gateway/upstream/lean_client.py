@@ -166,35 +166,31 @@ class LeanUpstream:
             request = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body)
         else:
             request = head + b"\r\n\r\n"
-        headless = method == b"HEAD"
         connection = self._kept(key)
-        if connection is not None:
+        kept = connection is not None
+        while True:
+            if connection is None:
+                connection = await self._connect(key)
             try:
-                return await self._exchange(connection, url, request, headless=headless)
+                await connection.ask(request, headless=method == b"HEAD")
+                if connection.status in NOT_HERE:
+                    raise Unreachable(f"{url} answered {connection.status}")
+                return LeanResponse(connection, self)
             except Unreachable:
+                connection.abort()
                 # An engine may close a kept connection while we write to it; that says nothing about the engine.
-                if connection.touched or self._loop is None:
+                if not kept or connection.touched or self._loop is None:
                     raise
-        return await self._exchange(await self._connect(key), url, request, headless=headless)
-
-    async def _exchange(
-        self, connection: EngineConnection, url: str, request: bytes, *, headless: bool
-    ) -> LeanResponse:
-        try:
-            await connection.ask(request, headless=headless)
-            if connection.status in NOT_HERE:
-                raise Unreachable(f"{url} answered {connection.status}")
-        except BaseException:
-            connection.abort()
-            raise
-        return LeanResponse(connection, self)
+            except BaseException:
+                connection.abort()
+                raise
+            connection, kept = None, False
 
     def take_back(self, connection: EngineConnection) -> None:
         """Keep a connection whose exchange has ended, close any other."""
-        if self._loop is None or not connection.reusable:
+        if self._loop is None or not connection.keep():
             connection.abort()
             return
-        connection.keep()
         idle = self._idle.get(connection.key)
         if idle is None:
             idle = self._idle[connection.key] = []

@@ -60,8 +60,8 @@ class FakeEngineServer:
         """Refuse to load adapters, with this message."""
         self.script: list[ScriptedAnswer] = []
         """What the next chat completions say, in order; afterwards the toy model speaks again."""
-        self.scale_out = True
-        """Render conversations to token ids, as with ``--enable-scale-out``."""
+        self.refuse_renders: int | None = None
+        """Answer requests to render with this status: 403 as without ``--enable-scale-out``, 404 as other engines."""
         self.render_prefix = ""
         """What a changed template writes before every conversation; renderings alone show it."""
         self.twins = False
@@ -97,7 +97,8 @@ class FakeEngineServer:
                 web.post("/v1/unload_lora_adapter", self._unload),
             ]
         )
-        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.0)
+        # As vLLM does: a client that leaves ends its request.
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.0, handler_cancellation=True)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True)
         await site.start()
@@ -192,8 +193,8 @@ class FakeEngineServer:
         body = await request.json()
         self.renders.append(body)
         try:
-            if not self.scale_out:
-                raise _Refusal(403, "Scale-out endpoints are disabled.", "PermissionDeniedError")
+            if self.refuse_renders is not None:
+                raise _Refusal(self.refuse_renders, "Scale-out endpoints are disabled.", "PermissionDeniedError")
             if body.get("model") != self.base_name and body.get("model") not in self.adapters:
                 raise _Refusal(404, "The model does not exist.", "NotFoundError", "model")
             token_ids = _prompt_ids(body, chat=True)

@@ -26,7 +26,7 @@ UNGRANTED = {"without_grant"}
 UNKEPT = UNGRANTED | {"withdrawn"}
 UNFINISHED = {"aborted"}
 """Scenarios whose answers do not reach their end: they are recorded and never train."""
-RESULTS_VARIABLE = "HONE_CLIENT_RESULTS"
+RESULTS_VARIABLE = "CLIENT_MATRIX_RESULTS"
 """Names the file into which the results are written; without it nothing is."""
 _SCRIPT_SECONDS = 600.0
 _RECORDING_SECONDS = 20.0
@@ -87,15 +87,25 @@ class Runs:
             "HOME": str(self.stack.config.data_dir),
             "HONE_CLIENT_TEST": json.dumps(setting),
         }
-        done = subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=_SCRIPT_SECONDS, check=False
-        )
-        lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+        said, status = _said(command, environment)
+        lines = [json.loads(line) for line in said[0].splitlines() if line.startswith("{")]
         return Outcome(
             tenants=tenants,
             lines={line["scenario"]: line for line in lines},
-            output=f"exit status {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}",
+            output=f"{status}\n{said[0][-2000:]}\n{said[1][-4000:]}",
         )
+
+
+def _said(command: list[str], environment: dict[str, str]) -> tuple[tuple[str, str], str]:
+    """Both outputs of a script, also of one that had to be ended, and how it ended."""
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        try:
+            return process.communicate(timeout=_SCRIPT_SECONDS), f"exit status {process.returncode}"
+        except subprocess.TimeoutExpired:
+            process.kill()
+            return process.communicate(), f"ended after {_SCRIPT_SECONDS:.0f} s"
 
 
 @pytest.fixture(scope="session")

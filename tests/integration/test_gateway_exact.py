@@ -195,7 +195,8 @@ async def test_an_equal_answer_of_another_episode_is_not_taken(harness: Harness)
         ("template", {"messages": "system"}),
         ("other_model", {"model": f"{POLICY}@0"}),
         ("unsupported_field", {"echo": False}),
-        ("engine_refused", {"scale_out": False}),
+        ("engine_refused", {"refuse_renders": 403}),
+        ("engine_refused", {"refuse_renders": 404}),
     ],
 )
 async def test_what_does_not_fit_is_rendered_anew_and_counted(harness: Harness, cause, change):
@@ -204,7 +205,7 @@ async def test_what_does_not_fit_is_rendered_anew_and_counted(harness: Harness, 
     await talk.turn()
     talk.hear("go on")
     change = dict(change)
-    harness.engine.scale_out = change.pop("scale_out", True)
+    harness.engine.refuse_renders = change.pop("refuse_renders", None)
     what = change.pop("messages", None)
     if what == "rewritten":
         talk.messages[1] = {"role": "assistant", "content": "something else"}

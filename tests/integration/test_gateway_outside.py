@@ -53,7 +53,8 @@ async def outside(provider: FakeProvider, make_config: Make) -> AsyncIterator[Ou
 def _config(make_config: Make, url: str, **more: object) -> HoneConfig:
     shared = {"api_key": KEY, "headers": {"x-team": "hone"}} | more
     openai, anthropic = shared | {"base_url": f"{url}/v1"}, shared | {"base_url": url}
-    return make_config({"outside.providers": {"openai": openai, "anthropic": anthropic}})
+    providers = {"openai": openai, "anthropic": anthropic}
+    return make_config({"outside.providers": providers, "outside.preload": False})
 
 
 async def _send(outside: OutsideModels, model: str, *, stream: bool = False, **fields: object) -> UpstreamResponse:

@@ -14,12 +14,14 @@ from prometheus_client import CollectorRegistry
 from core.access import Allowance, ApiKey, Scope, Tenant
 from core.config.schema import GatewaySection, HoneConfig, ModelPrice
 from core.errors import PermissionDenied, QuotaExceeded, RateLimited, StoreError
+from core.usage import month_end
 from gateway.auth import Caller
 from gateway.errors import error_headers
 from gateway.limits.headers import duration
 from gateway.limits.leased import LeasedLimits
+from gateway.limits.line import Line, Unit
 from gateway.metrics import GatewayMetrics
-from store.counters import HOLD_SECONDS, WINDOW_SECONDS
+from store.counters import HOLD_SECONDS, WINDOW_SECONDS, Grant, Reservation
 from store.local_counters import Ledger, LocalCounters
 
 
@@ -382,6 +384,45 @@ def test_one_replica_refuses_exactly_what_does_not_fit(budget: int, steps: list[
                 await gate.housekeep()
 
     asyncio.run(play())
+
+
+@pytest.mark.parametrize(("limit", "told_at_once"), [(2, True), (1000, False)])
+async def test_scarce_places_are_told_to_the_others_at_once(limit: int, told_at_once: bool) -> None:
+    """Where many are free, the next round tells them all together."""
+    (gate,) = replicas(1, Clock())
+    who = caller(Allowance(concurrent_streams=limit))
+    for _ in range(2):
+        (await gate.admit(who, "m", stream=True, tokens=1)).release()
+    assert gate._wake.is_set() is told_at_once
+
+
+async def test_a_month_ends_to_the_second() -> None:
+    """A Plan of the old month is not used any more, however fresh it is; what began in it is counted there."""
+    clock, usage = Clock(), FakeUsage()
+    (gate,) = replicas(1, clock, usage)
+    who = caller(Allowance(tokens_per_month=100))
+    clock.seconds += month_end(1_795_000_000.0 + clock()) - (1_795_000_000.0 + clock()) - 1.0
+    old = await gate.admit(who, "m", stream=False, tokens=100)
+    with pytest.raises(QuotaExceeded):
+        await gate.admit(who, "m", stream=False, tokens=1)
+    clock.seconds += 1.0
+    new = await gate.admit(who, "m", stream=False, tokens=100)
+    old.settle(prompt_tokens=7, completion_tokens=0)
+    new.settle(prompt_tokens=8, completion_tokens=0)
+    await gate.flush()
+    assert {key[2]: row.tokens for key, row in usage.rows.items()} == {"2026-11": 7, "2026-12": 8}
+
+
+async def test_tokens_that_come_back_while_a_lease_is_asked_for_stay_in_their_second() -> None:
+    """They go to the counters and not into the lease that is on its way."""
+    line = Line(counter="c", unit=Unit.TOKENS, owner="tenant", limit=100)
+    line.granted(Grant(50, 50, 0.0), Reservation((), True, 7, 2.0), 1000.0)
+    line.available -= 20
+    line.ask(60, 0)
+    line.untake(20, 7)
+    line.granted(Grant(60, 0, 0.0), Reservation((), True, 8, 2.0), 1001.0)
+    assert line.available == 60
+    assert [(change.bucket, change.back) for change in line.changes(renew=False)] == [(7, 20)]
 
 
 async def test_a_closed_streams_place_is_free_at_once() -> None:
