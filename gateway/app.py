@@ -87,6 +87,7 @@ def http_protocol(app: FastAPI) -> type[HotProtocol]:
     return hot_protocol(
         {path.encode(): handler for path, handler in gateway.hot_handlers.items()},
         request_read_seconds=gateway.config.gateway.request_read_seconds,
+        on_refused=gateway.metrics.request_refused,
     )
 
 

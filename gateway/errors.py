@@ -119,6 +119,9 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
+    if isinstance(error.__cause__, HoneError):
+        # FastAPI calls whatever goes wrong while it reads a body a bad request.
+        return await _on_hone_error(request, error.__cause__)
     code = _CODES_BY_STATUS.get(error.status_code, "invalid_request")
     message = f"{request.method} {request.url.path}: {error.detail}"
     headers = [(name.encode(), value.encode()) for name, value in (error.headers or {}).items()]

@@ -86,3 +86,7 @@ class GatewayMetrics:
         self.limits_alone = Gauge(
             "hone_limits_alone", "1 while the shared counters do not answer and limits are local", registry=registry
         )
+
+    def request_refused(self, status: int) -> None:
+        """Count a request that was refused before its route was known: too large, too slow, or no HTTP."""
+        self.request_done("refused", "", status, 0.0)

@@ -115,4 +115,5 @@ async def _run(handler: HotHandler, request: AsgiRequest) -> None:
         log.error("request_crashed", request_id=request_id, path=request.path, error=repr(error), exc_info=error)
         if request.started:
             raise
-        request.answer(500, [JSON_HEADER], encode(internal_error_body(request_id)))
+        head = [JSON_HEADER, (b"x-request-id", request_id.encode())]
+        request.answer(500, head, encode(internal_error_body(request_id)))

@@ -19,6 +19,7 @@ from core.errors import EngineUnavailable, HoneError, InvalidRequest
 from gateway.asgi import MAX_BODY_BYTES
 from gateway.errors import JSON_HEADER, BodyTooLarge, encode, error_body, error_headers, internal_error_body
 from gateway.http.base import ClientLeft, HotHandler
+from gateway.http.errors import HeadTooLarge, RequestTimedOut
 from gateway.http.hot_request import HotRequest
 
 log = structlog.get_logger(__name__)
@@ -29,20 +30,6 @@ REQUEST_READ_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 2.0
 """A refused client may go on sending for so long; closing at once would destroy the answer on its way."""
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
-
-
-class HeadTooLarge(InvalidRequest):
-    """The request line and headers are longer, or more, than the gateway takes (RFC 6585)."""
-
-    status = 431
-    code = "request_headers_too_large"
-
-
-class RequestTimedOut(InvalidRequest):
-    """The request did not arrive in time (RFC 9110, 15.5.9)."""
-
-    status = 408
-    code = "request_timeout"
 
 
 class _Refused(Exception):

@@ -56,6 +56,7 @@ def headers_in(data: Sequence[bytes]) -> dict[bytes, bytes]:
     except (httptools.HttpParserError, httptools.HttpParserUpgrade):
         if not headers.complete:
             raise
+    del headers.parser  # breaks the cycle of parser and callbacks
     return headers.found
 
 

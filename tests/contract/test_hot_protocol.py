@@ -219,6 +219,76 @@ async def test_too_many_requests_at_once() -> None:
         second.close()
 
 
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"garbage\r\n\r\n", 400),
+        (b"POST /ho", 408),
+        (post(b"x" * 2000), 413),
+        (HEAD + b"x: a\r\n" * 200 + b"\r\n", 431),
+        (b"GET /cold HTTP/1.1\r\n" + b"x: a\r\n" * 200 + b"\r\n", 431),
+    ],
+)
+async def test_refusals_are_told_and_named(raw: bytes, status: int) -> None:
+    """Every refusal carries a request id and is told to whoever counts, once; answers of handlers are not."""
+    refused: list[int] = []
+    limits = {"max_body_bytes": 1000, "request_read_seconds": 0.3, "on_refused": refused.append}
+    async with hot_server(echo, own_protocol=True, limits=limits) as server:
+        client = await server.connect()
+        assert (await client.ask(post(b"a"))).body == b"a"
+        assert refused == []
+        answer = await client.ask(raw)
+        assert (answer.status, refused) == (status, [status])
+        assert answer.headers["x-request-id"].startswith("req_")
+        client.close()
+    assert refused == [status]
+
+
+async def test_a_head_in_pieces_has_the_same_bound() -> None:
+    """Pieces that are short by themselves do not make a long head short; a long body does not make a head long."""
+    header = b"x-%d: " + b"a" * 30_000 + b"\r\n"
+    async with hot_server(echo, own_protocol=True) as server:
+        client = await server.connect()
+        assert (await client.ask(post(b"b" * 200_000))).body == b"b" * 200_000
+        for piece in (HEAD + header % 1, header % 2, header % 3 + b"Content-Length: 0\r\n\r\n"):
+            await client.send(piece)
+            await asyncio.sleep(0.05)
+        assert (await client.answer()).status == 431
+        client.close()
+
+
+async def test_a_server_without_headers_of_its_own() -> None:
+    """An answer is whole HTTP also where uvicorn adds neither date nor server."""
+    async with hot_server(echo, own_protocol=True, server_header=False, date_header=False) as server:
+        client = await server.connect()
+        for _ in range(2):
+            answer = await client.ask(post(b"abc"))
+            assert (answer.status, answer.body) == (200, b"abc")
+            assert set(answer.headers) == {"content-type", "x-path", "content-length"}
+        client.close()
+
+
+async def test_a_client_that_leaves_before_the_handler_begins() -> None:
+    """A request whose client is gone before its handler's first step is dropped, and nothing waits for it."""
+    begun: list[IncomingRequest] = []
+
+    async def handler(request: IncomingRequest) -> None:
+        begun.append(request)
+        request.answer(200, [TEXT], b"")
+
+    async with hot_server(handler, own_protocol=True) as server:
+        client = await server.connect()
+        assert (await client.ask(post(b"a"))).status == 200
+        (protocol,) = server.uvicorn.server_state.connections
+        protocol.data_received(post(b"b"))
+        protocol.connection_lost(None)
+        assert len(server.uvicorn.server_state.tasks) == 1
+        await asyncio.sleep(0.05)
+        assert len(begun) == 1
+        assert not server.uvicorn.server_state.tasks
+        client.close()
+
+
 @pytest.mark.parametrize("seed", range(12))
 async def test_no_bytes_bring_the_protocol_down(seed: int) -> None:
     """Requests with bytes changed, lost or doubled, cut anywhere: answers or a closed connection, never a crash."""

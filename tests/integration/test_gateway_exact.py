@@ -301,3 +301,18 @@ async def test_reasoning_that_the_client_leaves_out_stays_out(harness: Harness):
     talk.hear("go on")
     await talk.turn()
     assert fallbacks(harness, "reasoning") == 1
+
+
+async def test_a_mistake_of_ours_costs_tokens_and_no_answer(harness: Harness, monkeypatch: pytest.MonkeyPatch):
+    """Whatever goes wrong while ids are joined, the client is answered the ordinary way, and it is counted."""
+
+    async def broken(url: str, body: bytes) -> None:
+        raise RuntimeError("broken")
+
+    talk = Conversation(harness, await attempt(harness))
+    await talk.turn()
+    talk.hear("go on")
+    monkeypatch.setattr(harness.gateway.inference.exact, "render", broken)
+    await talk.turn()
+    assert fallbacks(harness, "failed") == 1
+    assert len(await talk.turns()) == 2

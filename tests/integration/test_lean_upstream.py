@@ -8,7 +8,7 @@ import pytest
 from core.config.schema import HoneConfig
 from gateway.upstream.base import Unreachable
 from gateway.upstream.lean_client import LeanUpstream, target_of
-from tests.scripted_server import OK, Peer, answering, scripted
+from tests.scripted_server import INTERIM, OK, Peer, answering, scripted
 
 
 @pytest.fixture
@@ -82,6 +82,26 @@ async def test_tls_is_verified(upstream: LeanUpstream) -> None:
         with pytest.raises(Unreachable):
             await fetch(upstream, server.url.replace("http:", "https:"))
         assert not any(peer.requests for peer in server.peers)
+
+
+async def test_headers_are_those_of_the_answer(upstream: LeanUpstream) -> None:
+    """Interim answers and trailers add no headers, names are lower-case, and they can be read after the end."""
+    head = INTERIM + b"HTTP/1.1 200 OK\r\nX-One: a\r\nx-one: b\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = head + b"2\r\nok\r\n0\r\nlate: x\r\n\r\n"
+
+    async def pieces(peer: Peer) -> None:
+        while await peer.request():
+            await peer.send(answer[:40], answer[40:100], answer[100:])
+
+    for script in (answering(answer), pieces):
+        async with scripted(script) as server:
+            async with await upstream.send(b"POST", server.url) as first:
+                assert await first.read() == b"ok"
+            async with await upstream.send(b"POST", server.url) as second:
+                assert await second.read() == b"ok"
+            for response in (first, second):
+                assert response.headers == {b"x-one": b"b", b"transfer-encoding": b"chunked"}
+            assert len(server.peers) == 1
 
 
 async def test_an_answer_to_head_has_no_body(upstream: LeanUpstream) -> None:
