@@ -2,7 +2,7 @@
 
 from typing import Annotated
 
-from fastapi import Depends, Path, Request
+from fastapi import Depends, Path, Query, Request
 
 from core.access import Scope
 from core.errors import PermissionDenied
@@ -44,4 +44,6 @@ InferenceCaller = Annotated[Caller, Depends(inference_caller)]
 FeedbackCaller = Annotated[Caller, Depends(feedback_caller)]
 PathId = Annotated[str, Path(max_length=LONGEST_ID, pattern=_PRINTABLE)]
 """An id in a path: other characters cannot be part of one, and a database may refuse them."""
+QueryId = Annotated[str | None, Query(max_length=LONGEST_ID, pattern=_PRINTABLE)]
+"""A name or id to look for in a list."""
 ID_PATTERN = _PRINTABLE

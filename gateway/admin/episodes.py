@@ -11,6 +11,7 @@ from core.errors import NotFound
 from core.trajectory import BreakCause, build_trajectory
 from core.verdict import Reward
 from gateway.admin.schemas import Body, BranchView, EpisodeView
+from gateway.callers import PathId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, GatewayParts, Reader
 from store.unit_of_work import UnitOfWork
 
@@ -43,7 +44,7 @@ async def list_episodes(
 
 
 @router.get("/{episode_id}", summary="Show an Episode", responses=FIND_ERRORS)
-async def get_episode(episode_id: str, gateway: GatewayParts, _key: Reader) -> EpisodeView:
+async def get_episode(episode_id: PathId, gateway: GatewayParts, _key: Reader) -> EpisodeView:
     """An Episode with its Turns, tool results, Verdicts, Reward, and the Branches of its Trajectory."""
     async with gateway.store.reading() as work:
         episode = await work.episodes.get(episode_id)

@@ -3,6 +3,8 @@
 from fastapi import APIRouter
 
 from core.evaluation import Evaluation
+from gateway.admin.schemas import VersionNumber
+from gateway.callers import QueryId
 from gateway.dependencies import READ_ERRORS, GatewayParts, Reader
 
 router = APIRouter(prefix="/evaluations", tags=["Evaluations"])
@@ -10,7 +12,7 @@ router = APIRouter(prefix="/evaluations", tags=["Evaluations"])
 
 @router.get("", summary="List Evaluations", responses=READ_ERRORS)
 async def list_evaluations(
-    gateway: GatewayParts, _key: Reader, policy: str | None = None, version: int | None = None
+    gateway: GatewayParts, _key: Reader, policy: QueryId = None, version: VersionNumber | None = None
 ) -> list[Evaluation]:
     """Evaluations of one Policy, or of all, oldest first."""
     async with gateway.store.reading() as work:

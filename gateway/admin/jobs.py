@@ -7,6 +7,7 @@ from fastapi import APIRouter, Query
 from core.job import Job
 from gateway.admin.schemas import JobsView
 from gateway.audit import audit_record
+from gateway.callers import PathId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts, Reader, Writer
 
 router = APIRouter(prefix="/jobs", tags=["Jobs"])
@@ -21,13 +22,13 @@ async def show_queue(
 
 
 @router.get("/{job_id}", summary="Show a job", responses=FIND_ERRORS)
-async def get_job(job_id: str, gateway: GatewayParts, _key: Reader) -> Job:
+async def get_job(job_id: PathId, gateway: GatewayParts, _key: Reader) -> Job:
     """One job with its payload, its result or its last error."""
     return await gateway.store.queue.get(job_id)
 
 
 @router.post("/{job_id}/requeue", summary="Requeue a dead job", responses=WRITE_ERRORS)
-async def requeue_job(job_id: str, gateway: GatewayParts, key: Writer) -> Job:
+async def requeue_job(job_id: PathId, gateway: GatewayParts, key: Writer) -> Job:
     """Give a dead job a fresh set of attempts."""
     job = await gateway.store.queue.requeue(job_id)
     async with gateway.store.transaction() as work:

@@ -8,6 +8,7 @@ from core.errors import Conflict
 from core.noun import now
 from gateway.admin.schemas import KeyChange, KeyRotation, KeyView, MintedKey, NewKey
 from gateway.audit import audit_record
+from gateway.callers import PathId, QueryId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts, Reader, Writer
 from gateway.state import Gateway
 
@@ -15,7 +16,7 @@ router = APIRouter(prefix="/keys", tags=["Keys"])
 
 
 @router.get("", summary="List API keys", responses=READ_ERRORS)
-async def list_keys(gateway: GatewayParts, _key: Reader, tenant_id: str | None = None) -> list[KeyView]:
+async def list_keys(gateway: GatewayParts, _key: Reader, tenant_id: QueryId = None) -> list[KeyView]:
     """All keys, or those of one Tenant, oldest first, never with their plaintext or hash."""
     async with gateway.store.reading() as work:
         return [KeyView.of(found) for found in await work.api_keys.list(tenant_id)]
@@ -45,14 +46,14 @@ async def create_key(body: NewKey, gateway: GatewayParts, key: Writer) -> Minted
 
 
 @router.get("/{key_id}", summary="Show an API key", responses=FIND_ERRORS)
-async def get_key(key_id: str, gateway: GatewayParts, _key: Reader) -> KeyView:
+async def get_key(key_id: PathId, gateway: GatewayParts, _key: Reader) -> KeyView:
     """One key, never with its plaintext or hash."""
     async with gateway.store.reading() as work:
         return KeyView.of(await work.api_keys.get(key_id))
 
 
 @router.patch("/{key_id}", summary="Change an API key", responses=WRITE_ERRORS)
-async def change_key(key_id: str, body: KeyChange, gateway: GatewayParts, key: Writer) -> KeyView:
+async def change_key(key_id: PathId, body: KeyChange, gateway: GatewayParts, key: Writer) -> KeyView:
     """Only the fields that are sent change; an allowance is replaced as a whole.
 
     It holds here at once, and within seconds on other gateway processes.
@@ -68,7 +69,9 @@ async def change_key(key_id: str, body: KeyChange, gateway: GatewayParts, key: W
 
 
 @router.post("/{key_id}/rotate", summary="Rotate an API key", responses=WRITE_ERRORS)
-async def rotate_key(key_id: str, gateway: GatewayParts, key: Writer, body: KeyRotation | None = None) -> MintedKey:
+async def rotate_key(
+    key_id: PathId, gateway: GatewayParts, key: Writer, body: KeyRotation | None = None
+) -> MintedKey:
     """A new plaintext for the same key, shown this one time; the old one stays valid for the grace period.
 
     A second rotation ends the grace period of the first. 409 for a revoked key.
@@ -93,7 +96,7 @@ async def rotate_key(key_id: str, gateway: GatewayParts, key: Writer, body: KeyR
 
 
 @router.delete("/{key_id}", summary="Revoke an API key", responses=WRITE_ERRORS)
-async def revoke_key(key_id: str, gateway: GatewayParts, key: Writer) -> KeyView:
+async def revoke_key(key_id: PathId, gateway: GatewayParts, key: Writer) -> KeyView:
     """The key stops working here at once, and within seconds on other gateway processes."""
     async with gateway.store.transaction() as work:
         revoked = (await work.api_keys.get(key_id, lock=True)).model_copy(update={"revoked": True})

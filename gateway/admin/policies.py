@@ -13,9 +13,11 @@ from gateway.admin.schemas import (
     Promotion,
     Rollback,
     TrafficView,
+    VersionNumber,
     VersionView,
 )
 from gateway.audit import audit_record
+from gateway.callers import PathId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts, Reader, Writer
 from gateway.release import TrafficMove, base_release, required_steps
 from store.events import POLICIES
@@ -56,14 +58,14 @@ async def create_policy(body: NewPolicy, gateway: GatewayParts, key: Writer) -> 
 
 
 @router.get("/{name}", summary="Show a Policy", responses=FIND_ERRORS)
-async def get_policy(name: str, gateway: GatewayParts, _key: Reader) -> PolicyView:
+async def get_policy(name: PathId, gateway: GatewayParts, _key: Reader) -> PolicyView:
     """A Policy with its versions and their Releases."""
     async with gateway.store.reading() as work:
         return await _policy_view(work, await work.policies.get(name))
 
 
 @router.get("/{name}/versions", summary="List the versions of a Policy", responses=FIND_ERRORS)
-async def list_versions(name: str, gateway: GatewayParts, _key: Reader) -> list[PolicyVersion]:
+async def list_versions(name: PathId, gateway: GatewayParts, _key: Reader) -> list[PolicyVersion]:
     """All versions in ascending order, from 0 (the Base) on."""
     async with gateway.store.reading() as work:
         await work.policies.get(name)
@@ -71,7 +73,7 @@ async def list_versions(name: str, gateway: GatewayParts, _key: Reader) -> list[
 
 
 @router.get("/{name}/versions/{number}", summary="Show a PolicyVersion", responses=FIND_ERRORS)
-async def get_version(name: str, number: int, gateway: GatewayParts, _key: Reader) -> VersionView:
+async def get_version(name: PathId, number: VersionNumber, gateway: GatewayParts, _key: Reader) -> VersionView:
     """A version with its Checkpoint's provenance, its Release, its Evaluations, and where it is loaded."""
     async with gateway.store.reading() as work:
         policy = await work.policies.get(name)
@@ -91,7 +93,7 @@ async def get_version(name: str, number: int, gateway: GatewayParts, _key: Reade
 
 
 @router.post("/{name}/promote", summary="Promote a PolicyVersion", responses=WRITE_ERRORS)
-async def promote(name: str, body: Promotion, gateway: GatewayParts, key: Writer) -> TrafficView:
+async def promote(name: PathId, body: Promotion, gateway: GatewayParts, key: Writer) -> TrafficView:
     """Give the Policy's traffic to a version; 409 names the evidence that its release policy misses."""
     move = await gateway.releases.promote(key, name, body.version, skip=body.skip, reason=body.reason)
     await gateway.routing.refresh()
@@ -99,7 +101,7 @@ async def promote(name: str, body: Promotion, gateway: GatewayParts, key: Writer
 
 
 @router.post("/{name}/rollback", summary="Roll a Policy back", responses=WRITE_ERRORS)
-async def roll_back(name: str, gateway: GatewayParts, key: Writer, body: Rollback | None = None) -> TrafficView:
+async def roll_back(name: PathId, gateway: GatewayParts, key: Writer, body: Rollback | None = None) -> TrafficView:
     """Give the traffic back to the version that was promoted before."""
     move = await gateway.releases.rollback(key, name, reason=None if body is None else body.reason)
     await gateway.routing.refresh()

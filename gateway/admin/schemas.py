@@ -15,6 +15,10 @@ from core.turn import Turn
 from core.variant import Deployment
 from core.verdict import Reward, Verdict
 
+LARGEST_VERSION = 999_999_999
+"""As in model names, where a version has at most nine digits."""
+VersionNumber = Annotated[int, Field(ge=0, le=LARGEST_VERSION)]
+
 
 class Body(BaseModel):
     """A request or answer body; an unknown field is refused by name."""
@@ -71,7 +75,7 @@ class VersionView(Body):
 class Promotion(Body):
     """Which version gets the traffic."""
 
-    version: int = Field(ge=0)
+    version: VersionNumber
     reason: str | None = None
     """Needed when steps are skipped."""
     skip: list[ReleaseStep] = []

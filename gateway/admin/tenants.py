@@ -9,6 +9,7 @@ from core.access import Tenant
 from core.usage import Usage
 from gateway.admin.schemas import NewTenant, TenantChange
 from gateway.audit import audit_record
+from gateway.callers import PathId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts, Reader, Writer
 
 router = APIRouter(prefix="/tenants", tags=["Tenants"])
@@ -32,14 +33,14 @@ async def create_tenant(body: NewTenant, gateway: GatewayParts, key: Writer) -> 
 
 
 @router.get("/{tenant_id}", summary="Show a Tenant", responses=FIND_ERRORS)
-async def get_tenant(tenant_id: str, gateway: GatewayParts, _key: Reader) -> Tenant:
+async def get_tenant(tenant_id: PathId, gateway: GatewayParts, _key: Reader) -> Tenant:
     """One Tenant with its allowance."""
     async with gateway.store.reading() as work:
         return await work.tenants.get(tenant_id)
 
 
 @router.patch("/{tenant_id}", summary="Change a Tenant", responses=WRITE_ERRORS)
-async def change_tenant(tenant_id: str, body: TenantChange, gateway: GatewayParts, key: Writer) -> Tenant:
+async def change_tenant(tenant_id: PathId, body: TenantChange, gateway: GatewayParts, key: Writer) -> Tenant:
     """Only the fields that are sent change; an allowance is replaced as a whole.
 
     It holds here at once, and within seconds on other gateway processes.
@@ -56,7 +57,7 @@ async def change_tenant(tenant_id: str, body: TenantChange, gateway: GatewayPart
 
 @router.get("/{tenant_id}/usage", summary="Show what a Tenant used", responses=FIND_ERRORS)
 async def show_usage(
-    tenant_id: str,
+    tenant_id: PathId,
     gateway: GatewayParts,
     _key: Reader,
     month: Annotated[str | None, Query(pattern=r"^[0-9]{4}-(0[1-9]|1[0-2])$", description="Such as 2026-11.")] = None,

@@ -49,10 +49,10 @@ RIGHT: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture
-async def harness(fresh_sqlite_url, open_store, make_config):
-    """A gateway on SQLite with an engine and something to find."""
-    store = await open_store(fresh_sqlite_url)
-    async with running_gateway(store, make_config, {"store.url": fresh_sqlite_url}) as harness:
+async def harness(fresh_postgres_url, open_store, make_config):
+    """A gateway on PostgreSQL, which takes fewer texts and numbers than SQLite, with an engine."""
+    store = await open_store(fresh_postgres_url)
+    async with running_gateway(store, make_config, {"store.url": fresh_postgres_url}) as harness:
         await harness.add_engine()
         await harness.mint()
         await harness.deploy("dep_a", versions=(1,))
