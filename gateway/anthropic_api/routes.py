@@ -29,7 +29,7 @@ from gateway.anthropic_api.stream import MessageStream
 from gateway.asgi import header_map
 from gateway.auth import Caller
 from gateway.callers import inference_caller
-from gateway.consent import may_train
+from gateway.consent import may_train, token_exact
 from gateway.dependencies import BEARER, gateway_of
 from gateway.inference.base import Call, Exchange
 from gateway.inference.request import InferenceRequest, parse_request
@@ -154,6 +154,7 @@ def _call(request: Request, caller: Caller, asked: MessagesRequest, request_id: 
         episode_id=header_text(headers, b"x-hone-episode-id") or asked.episode_id,
         idempotency_key=header_text(headers, b"idempotency-key"),
         may_train=may_train(headers),
+        token_exact=token_exact(headers),
         metadata={} if asked.user_id is None else {"user_id": asked.user_id},
     )
 

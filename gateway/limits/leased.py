@@ -52,7 +52,9 @@ class LeasedLimits:
         self._clock = clock
         self._book = UsageBook(store=store, now=unix_clock)
         self._lines: dict[str, Line] = {}
-        self._sharing = Sharing(counters=store.counters, lines=self._lines, metrics=metrics, clock=clock)
+        self._sharing = Sharing(
+            processes=config.gateway.workers, counters=store.counters, lines=self._lines, metrics=metrics, clock=clock
+        )
         self._plans: dict[str, Plan] = {}
         self._locks: dict[str, asyncio.Lock] = {}
         self._wake = asyncio.Event()

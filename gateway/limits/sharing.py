@@ -22,7 +22,8 @@ class Sharing:
     """Talks to the shared counters; never raises StoreError.
 
     While they are away, each replica counts by itself up to its share of a limit: the limit by the number of
-    replicas that were alive when it was last known.
+    replicas that were alive when it was last known. Processes of one gateway that share no counters at all divide
+    each limit by their number from the start.
     """
 
     def __init__(
@@ -31,9 +32,12 @@ class Sharing:
         counters: Counters,
         lines: Mapping[str, Line],
         metrics: GatewayMetrics,
+        processes: int = 1,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shared = counters
+        self._apart = processes if isinstance(counters, LocalCounters) else 1
+        """Among how many processes each limit is divided because nothing is shared."""
         self._lines = lines
         self._metrics = metrics
         self._clock = clock
@@ -55,6 +59,10 @@ class Sharing:
     async def reserve(self, wants: Sequence[tuple[Line, int, int]]) -> Reservation:
         """Ask for (line, need, floor) in one step."""
         asks = [line.ask(need, floor) for line, need, floor in wants]
+        if self._apart > 1:
+            asks = [
+                ask._replace(limit=_part(line, self._apart)) for (line, _, _), ask in zip(wants, asks, strict=True)
+            ]
         if self._own is None:
             try:
                 return await self._shared.reserve(asks)
@@ -65,7 +73,7 @@ class Sharing:
             return await self.reserve(wants)
         self._metrics.limits_degraded.inc()
         return await own.reserve(
-            [ask._replace(limit=self._share(line)) for (line, _, _), ask in zip(wants, asks, strict=True)]
+            [ask._replace(limit=_part(line, self._replicas)) for (line, _, _), ask in zip(wants, asks, strict=True)]
         )
 
     async def tell(self, *, renew: bool = False) -> None:
@@ -93,12 +101,6 @@ class Sharing:
             await self._go_alone(error)
             return
         await self.tell(renew=True)
-
-    def _share(self, line: Line) -> int:
-        if line.unit in BUDGETS:
-            # The store knows what the others used.
-            return line.limit
-        return max(min(line.limit, 1), line.limit // self._replicas)
 
     async def _go_alone(self, error: StoreError) -> None:
         if self._own is not None:
@@ -131,3 +133,11 @@ class Sharing:
 
     def _adopted(self) -> list[Change]:
         return [change for line in self._lines.values() if (change := line.adopt()) is not None]
+
+
+def _part(line: Line, replicas: int) -> int:
+    """What one of so many replicas may let in."""
+    if line.unit in BUDGETS:
+        # The store knows what the others used.
+        return line.limit
+    return max(min(line.limit, 1), line.limit // replicas)

@@ -11,7 +11,7 @@ from core.access import Scope
 from core.errors import HoneError
 from core.stored_completion import check_metadata
 from gateway.auth import Authenticator, require_scope
-from gateway.consent import AFFIRMING, may_train
+from gateway.consent import may_train, token_exact
 from gateway.errors import JSON_HEADER, encode, error_body, error_headers, internal_error_body, must_be_logged
 from gateway.http.base import IncomingRequest
 from gateway.inference.base import Call
@@ -129,12 +129,6 @@ def header_text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
     if value is None:
         return None
     return value.strip().decode("latin-1") or None
-
-
-def token_exact(headers: Mapping[bytes, bytes]) -> bool | None:
-    """What ``x-hone-token-exact`` asks for; None where it is absent."""
-    value = headers.get(b"x-hone-token-exact")
-    return None if value is None else value.strip().lower() in AFFIRMING
 
 
 def request_id_of(headers: Mapping[bytes, bytes]) -> str:

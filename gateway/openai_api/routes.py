@@ -14,7 +14,7 @@ from gateway.openai_api.documents import ChatAnswer, ChatRequest, CompletionAnsw
 
 CHAT_PATH = "/v1/chat/completions"
 COMPLETIONS_PATH = "/v1/completions"
-_ERRORS = errors(400, 401, 403, 404, 409, 413, 429, 502, 503)
+_ERRORS = errors(400, 401, 403, 404, 408, 409, 413, 429, 431, 502, 503, 504)
 _HEADERS_IN = (
     ("x-hone-episode-id", "Continue this Episode; left out: a new one."),
     ("x-hone-train", "Anything but `true` or `1`: this request does not train, whatever the key grants."),
@@ -31,6 +31,13 @@ _HEADERS_OUT = {
     "x-hone-variant": "`standard` or `fast`.",
     "x-hone-episode-id": "The Episode that this answer belongs to.",
     "x-hone-turn-id": "The Turns of this answer, one per choice, with commas between.",
+    "x-hone-fallback-from": "The model that was asked for, where another one answered.",
+    "x-ratelimit-limit-requests": "Of the tightest limit of requests a minute; left out where there is none.",
+    "x-ratelimit-remaining-requests": "Requests that are left of it.",
+    "x-ratelimit-reset-requests": "When it is whole again, such as `1m2s`.",
+    "x-ratelimit-limit-tokens": "Of the tightest limit of tokens a minute; left out where there is none.",
+    "x-ratelimit-remaining-tokens": "Tokens that are left of it.",
+    "x-ratelimit-reset-tokens": "When it is whole again.",
     "x-request-id": "The id of this request.",
 }
 

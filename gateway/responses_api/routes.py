@@ -13,7 +13,7 @@ from starlette.types import Send
 from core.errors import InvalidRequest
 from gateway.asgi import header_map
 from gateway.callers import InferenceCaller, PathId
-from gateway.consent import may_train
+from gateway.consent import may_train, token_exact
 from gateway.dependencies import BEARER, FIND_ERRORS, errors, gateway_of
 from gateway.errors import request_id_of
 from gateway.inference.base import RawHeader
@@ -40,7 +40,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
     )
     async def create(request: Request, caller: InferenceCaller) -> Response:
         """Answer with the model, running hosted tools on the way; with `stream`, as server-sent events."""
-        headers = request.headers
+        headers, raw = request.headers, header_map(request.scope)
         try:
             body = await request.body()
         except ClientDisconnect:
@@ -51,7 +51,8 @@ def responses_router(service: ResponsesService) -> APIRouter:
             request_id=request_id_of(request.scope),
             episode_id=headers.get("x-hone-episode-id", "").strip() or None,
             idempotency_key=headers.get("idempotency-key", "").strip() or None,
-            may_train=may_train(header_map(request.scope)),
+            may_train=may_train(raw),
+            token_exact=token_exact(raw),
         )
         return await _answer(request, await service.begin(asked))
 

@@ -37,6 +37,7 @@ class Asked:
     episode_id: str | None = None
     idempotency_key: str | None = None
     may_train: bool = True
+    token_exact: bool | None = None
 
 
 @dataclass(slots=True)
@@ -83,6 +84,7 @@ class ResponsesService:
             ),
             idempotency_key=asked.idempotency_key,
             may_train=asked.may_train,
+            token_exact=asked.token_exact,
             store=request.store,
             metadata=request.metadata,
         )

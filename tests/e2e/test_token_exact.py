@@ -100,13 +100,12 @@ def breaks(turns: list[Turn]) -> int:
     return sum(not continues(earlier, later) for earlier, later in itertools.pairwise(turns))
 
 
-async def test_a_conversation_of_twenty_turns_has_no_drift(stack: Stack, trained: PolicyVersion, record_property):
-    """Every prompt begins with the ids before it; asked the ordinary way the same conversation may part."""
+async def test_a_conversation_of_twenty_turns_has_no_drift(stack: Stack, trained: PolicyVersion):
+    """Every prompt begins with the ids before it; answers look as ever, and prefixes are reused."""
     before = cached_tokens(stack)
     turns, fields = await converse(stack, trained, "true", TURNS)
     exactly = cached_tokens(stack) - before
-    plain, plain_fields = await converse(stack, trained, "false", PLAIN_TURNS)
-    record_property("breaks_without", breaks(plain))
+    _, plain_fields = await converse(stack, trained, "false", PLAIN_TURNS)
     assert breaks(turns) == 0
     assert all(turn.exact and turn.trainable for turn in turns)
     assert {turn.variant.value for turn in turns} == {"standard", "fast"}
