@@ -164,7 +164,7 @@ CLIENTS = (
 
 def table(results: dict[str, Any]) -> str:
     """The matrix in Markdown: a row for every client, and under it what was run."""
-    rows = ["| client | version | scenarios | works | Turns recorded |", "|---|---|---|---|---|"]
+    rows = ["| client | version | scenarios | work | Turns recorded |", "|---|---|---|---|---|"]
     details = []
     for client in CLIENTS:
         found = results["clients"][client.name]

@@ -1,8 +1,9 @@
 """Bodies of the admin API that are more than one noun."""
 
-from typing import Annotated
+import re
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.access import Allowance, ApiKey, Scope
 from core.episode import Episode
@@ -15,6 +16,7 @@ from core.turn import Turn
 from core.variant import Deployment
 from core.verdict import Reward, Verdict
 
+_UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
 LARGEST_VERSION = 999_999_999
 """As in model names, where a version has at most nine digits."""
 VersionNumber = Annotated[int, Field(ge=0, le=LARGEST_VERSION)]
@@ -24,6 +26,13 @@ class Body(BaseModel):
     """A request or answer body; an unknown field is refused by name."""
 
     model_config = ConfigDict(extra="forbid", use_attribute_docstrings=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _only_storable_text(cls, data: Any) -> Any:
+        """JSON may hold NUL and half a surrogate pair: what is stored with them cannot be read again."""
+        _check_text(data)
+        return data
 
 
 class NewPolicy(Body):
@@ -264,3 +273,16 @@ class SystemHealth(Body):
     deployments: list[Deployment]
     serving: dict[str, list[int]]
     """Policy → versions that are live."""
+
+
+def _check_text(data: object) -> None:
+    if isinstance(data, str):
+        if _UNSTORABLE.search(data):
+            raise ValueError("text must hold neither NUL nor half a surrogate pair")
+    elif isinstance(data, dict):
+        for name, value in data.items():
+            _check_text(name)
+            _check_text(value)
+    elif isinstance(data, list):
+        for value in data:
+            _check_text(value)

@@ -260,7 +260,8 @@ async def test_texts_that_a_database_refuses_are_no_internal_errors(harness: Har
         ):
             response = await harness.post(path, json.dumps(body).encode(), "everything", **JSON)
             found.append((f"{path} {body}", response.status, await response.text()))
-    assert [one for one in found if one[1] >= 500] == []
+    bad = [f"{path} {status} {text[:200]}" for path, status, text in found if status >= 500]
+    assert not bad, "\n".join(bad)
     assert await harness.gateway.recorder.flush(20.0)
     assert harness.gateway.recorder.lost == 0
 
