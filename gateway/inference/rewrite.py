@@ -3,6 +3,7 @@
 import msgspec
 from msgspec import Raw
 
+from gateway.inference.cut import cut_whole
 from gateway.inference.request import Fields
 from gateway.inference.target import Target
 
@@ -71,6 +72,11 @@ class AnswerRewriter:
         if not self._content:
             self.usage = _decode_usage(body).usage
             return self._renamed(body)
+        cut = cut_whole(body) if self._token_ids and self._logprobs and target.engine_field in body else None
+        if cut is not None:
+            self.usage = TokenUsage(cut.prompt_tokens, cut.completion_tokens)
+            self.messages[0] = Raw(cut.message)
+            return cut.body.replace(target.engine_field, target.public_field, 1)
         captured = _decode_captured(body)
         self.usage = captured.usage
         for number, choice in enumerate(captured.choices):

@@ -13,6 +13,8 @@ MAX_EVENT_BYTES: Final = 8 * 1024 * 1024
 DONE: Final = b"[DONE]"
 _END: Final = re.compile(rb"\r?\n\r?\n")
 _END_BYTES: Final = 4
+_BLANK: Final = b"\n\n"
+_CR: Final = b"\r"
 _DATA: Final = b"data:"
 
 
@@ -27,6 +29,9 @@ class EventSplitter:
     def feed(self, data: bytes) -> list[bytes]:
         """The events that ``data`` completes, in order. Raises EngineError when one exceeds MAX_EVENT_BYTES."""
         rest, buffer, searched = self._rest, data, 0
+        if not rest and _CR not in data and data.endswith(_BLANK):
+            # Whole events, as engines write them.
+            return [event for event in data[: -len(_BLANK)].split(_BLANK) if event]
         if rest:
             # What was searched before is not searched again: many small pieces of a long event stay cheap.
             searched = max(0, len(rest) - _END_BYTES + 1)

@@ -70,7 +70,12 @@ _DOCUMENT: dict[str, Any] = {
         },
     }
 }
-_ERRORS = errors(400, 401, 403, 404, 409, 413, 429, 502, 503)
+_RESPONSES: dict[int | str, dict[str, Any]] = errors(400, 401, 403, 404, 409, 413, 429, 502, 503) | {
+    200: {
+        "description": "The engine's own answer, with the public model name.",
+        "content": {"application/json": {"schema": {"type": "object", "additionalProperties": True}}},
+    }
+}
 
 
 async def pass_through(request: Request, gateway: GatewayParts, caller: InferenceCaller) -> Response:
@@ -104,7 +109,7 @@ for _path, _name in _NAMES.items():
         operation_id=f"pass_{_name}",
         summary=f"Pass to an engine: {_name}",
         response_class=Response,
-        responses=_ERRORS,
+        responses=_RESPONSES,
         openapi_extra=_DOCUMENT,
     )
 

@@ -223,6 +223,7 @@ async def test_no_route_but_the_open_ones_answers_without_a_key(harness: Harness
 
 async def test_texts_that_a_database_refuses_are_no_internal_errors(harness: Harness):
     """A NUL and half a surrogate pair are stored or refused, in paths, queries and bodies alike."""
+    episode_id = (await known(harness))["episode_id"]
     found = []
     for text in ("a\0b", "\ud800", "\uffff"):
         quoted = quote(text.encode("utf-8", "surrogatepass"))
@@ -248,7 +249,7 @@ async def test_texts_that_a_database_refuses_are_no_internal_errors(harness: Har
             (f"/admin/v1/policies/{POLICY}/rollback", {"reason": text}),
             ("/admin/v1/keys", {"name": text}),
             ("/admin/v1/tenants", {"name": text}),
-            ("/v1/feedback", {"name": "a", "value": text, "episode_id": "ep_x"}),
+            ("/v1/feedback", {"name": "a", "value": text, "episode_id": episode_id}),
             ("/v1/episodes", {"metadata": {"a": text}}),
             ("/v1/chat/completions", {"model": text, "messages": _TALK}),
             (
@@ -260,6 +261,9 @@ async def test_texts_that_a_database_refuses_are_no_internal_errors(harness: Har
         ):
             response = await harness.post(path, json.dumps(body).encode(), "everything", **JSON)
             found.append((f"{path} {body}", response.status, await response.text()))
+    for path in ("/v1/feedback", "/v1/episodes", "/v1/chat/completions", "/admin/v1/audit", "/admin/v1/keys"):
+        response = await harness.http.get(harness.url + path, headers=harness.headers("everything"))
+        found.append((path, response.status, await response.text()))
     bad = [f"{path} {status} {text[:200]}" for path, status, text in found if status >= 500]
     assert not bad, "\n".join(bad)
     assert await harness.gateway.recorder.flush(20.0)

@@ -1,0 +1,55 @@
+"""Cuts token ids and log-probs out of a whole answer without decoding it: most of its bytes are theirs.
+
+Works on answers of one choice in the order in which vLLM writes them, without spaces; anything else is left to the
+decoder. Names are searched with their quotes: inside a JSON string a quote is escaped, so nothing that was said can
+be taken for a field.
+"""
+
+import re
+from typing import Final, NamedTuple
+
+_MESSAGE: Final = b'"message":{'
+_LOGPROBS: Final = b',"logprobs":{'
+_FINISH: Final = b',"finish_reason":'
+_TOKEN_IDS: Final = b'"token_ids":['
+_PROMPT_IDS: Final = b'"prompt_token_ids":['
+_CHOICE: Final = b'{"index":'
+_NULLED_LOGPROBS: Final = b',"logprobs":null'
+_PROMPT_TOKENS: Final = re.compile(rb'"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)')
+
+
+class Cut(NamedTuple):
+    """An answer without what was captured."""
+
+    body: bytes
+    message: bytes
+    """The JSON of the answer's message."""
+    prompt_tokens: int
+    completion_tokens: int
+
+
+def cut_whole(body: bytes) -> Cut | None:
+    """The answer with log-probs, token ids and prompt ids nulled; None where it has another form than vLLM's."""
+    message = body.find(_MESSAGE)
+    logprobs = body.find(_LOGPROBS, message)
+    finish = body.find(_FINISH, logprobs)
+    ids = body.find(_TOKEN_IDS, finish)
+    ids_end = body.find(b"]", ids)
+    prompt = body.find(_PROMPT_IDS, ids_end)
+    prompt_end = body.find(b"]", prompt)
+    if not 0 < message < logprobs < finish < ids < ids_end < prompt < prompt_end:
+        return None
+    usage = _PROMPT_TOKENS.search(body, ids_end)
+    if usage is None or body.find(_CHOICE, ids_end, usage.start()) != -1:
+        return None
+    parts = (
+        body[:logprobs],
+        _NULLED_LOGPROBS,
+        body[finish : ids + len(_TOKEN_IDS) - 1],
+        b"null",
+        body[ids_end + 1 : prompt + len(_PROMPT_IDS) - 1],
+        b"null",
+        body[prompt_end + 1 :],
+    )
+    said = body[message + len(_MESSAGE) - 1 : logprobs]
+    return Cut(b"".join(parts), said, int(usage[1]), int(usage[2]))

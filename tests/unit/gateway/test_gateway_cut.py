@@ -1,0 +1,82 @@
+"""Cutting captured fields out of an answer gives what decoding it gives, or leaves it alone."""
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec import Raw
+
+from gateway.inference import rewrite
+from gateway.inference.cut import cut_whole
+from gateway.inference.request import CapturePlan
+from gateway.inference.rewrite import AnswerRewriter
+from gateway.inference.target import Target
+
+TRICKY = st.sampled_from(
+    ['"logprobs":{', ',"finish_reason":', '"token_ids":[1]', '"message":{', "]", "}", "\\", '"', "é", "\n", "x"]
+)
+TEXT = st.lists(TRICKY, max_size=8).map("".join)
+CALLS = st.lists(st.fixed_dictionaries({"id": TEXT, "function": st.fixed_dictionaries({"arguments": TEXT})}))
+IDS = st.lists(st.integers(0, 200_000), min_size=1, max_size=6)
+
+
+def answer(text, calls, ids, prompt):
+    """A whole answer as vLLM 0.32 writes it."""
+    entries = [{"token": text[:3], "logprob": -0.5, "bytes": [1, 2], "top_logprobs": []} for _ in ids]
+    message = {"role": "assistant", "content": text, "refusal": None, "tool_calls": calls, "reasoning": None}
+    choice = {"index": 0, "message": message, "logprobs": {"content": entries}, "finish_reason": "stop"}
+    usage = {"prompt_tokens": len(prompt), "total_tokens": len(prompt) + len(ids), "completion_tokens": len(ids)}
+    return {
+        "id": "chatcmpl-1",
+        "object": "chat.completion",
+        "created": 1,
+        "model": "engine-name",
+        "choices": [choice | {"stop_reason": None, "token_ids": ids}],
+        "usage": usage | {"prompt_tokens_details": None},
+        "prompt_logprobs": None,
+        "prompt_token_ids": prompt,
+    }
+
+
+def rewriter():
+    plan = CapturePlan(token_ids=True, logprobs=True, usage=False)
+    names = {"engine_model": "engine-name", "public_model": "coder@1"}
+    return AnswerRewriter(
+        Target(policy="coder", version=1, variant="standard", deployment_id="dep", plan=plan, send=None, **names)
+    )
+
+
+def compact(body):
+    return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+@given(TEXT, CALLS, IDS, IDS)
+def test_cutting_equals_decoding(text, calls, ids, prompt):
+    """Whatever was said, both ways give the same bytes, the same usage and the same message."""
+    body = compact(answer(text, calls, ids, prompt))
+    assert cut_whole(body) is not None
+    fast, slow = rewriter(), rewriter()
+    cut = fast.answer(body)
+    original, rewrite.cut_whole = rewrite.cut_whole, lambda _: None
+    try:
+        decoded = slow.answer(body)
+    finally:
+        rewrite.cut_whole = original
+    assert cut == decoded
+    assert fast.usage == slow.usage
+    assert {key: bytes(raw) for key, raw in fast.messages.items()} == {
+        key: bytes(raw) for key, raw in slow.messages.items()
+    }
+    seen = json.loads(cut)
+    assert seen["choices"][0]["message"]["content"] == text
+    assert seen["choices"][0]["logprobs"] is seen["choices"][0]["token_ids"] is seen["prompt_token_ids"] is None
+
+
+@given(TEXT, IDS, IDS)
+def test_other_forms_are_left_to_the_decoder(text, ids, prompt):
+    """Several choices, spaces, and fields in another order or missing are not cut."""
+    whole = answer(text, [], ids, prompt)
+    several = whole | {"choices": [whole["choices"][0], whole["choices"][0] | {"index": 1}]}
+    without_ids = whole | {"choices": [whole["choices"][0] | {"token_ids": None}]}
+    for body in (compact(several), json.dumps(whole).encode(), compact(without_ids), b"{}", b"", Raw(b"[1]")):
+        assert cut_whole(bytes(body)) is None
