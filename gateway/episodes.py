@@ -164,9 +164,14 @@ class Episodes:
         """An Episode takes no more Turns: the store is asked at the next use of its id."""
         self._held.pop(episode_id, None)
 
-    def open(self, key: ApiKey) -> HeldEpisode:
-        """A new Episode; its row is written with its first Turn."""
+    def open(self, key: ApiKey, *, hold: bool = True) -> HeldEpisode:
+        """A new Episode; its row is written with its first Turn.
+
+        Without ``hold`` it is not remembered: whoever continues it finds it in the store.
+        """
         held = HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
+        if not hold:
+            return held
         self._held[held.id] = held
         return self._touch(held)
 
@@ -185,9 +190,9 @@ class Episodes:
         try:
             return await self._read_once(key, episode_id)
         except NotFound:
-            if not (self._shared and patient):
+            if not patient:
                 raise
-        # Another process may have answered the first Turn and not written it yet.
+        # Its first Turn may have been answered, here or by another process, and not be written yet.
         await asyncio.sleep(self._grace_seconds)
         return await self._read_once(key, episode_id)
 

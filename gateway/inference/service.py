@@ -123,12 +123,13 @@ class OpenExchange:
             caller, request.model_text, stream=request.stream, tokens=request.most_tokens
         )
         repeated = self._repeated
-        if call.consent or call.store:
+        keeps = call.consent or call.store
+        if keeps:
             # Nothing is derived from the messages of a call of which no content is kept.
             self._thread = thread_of(caller.key.tenant_id, request, call.surface)
         named = self._episode_id()
         if named is None and (self._thread is None or not self._thread.answered):
-            held = service.episodes.open(caller.key)
+            held = service.episodes.open(caller.key, hold=keeps)
         else:
             held = await self._find_episode(named)
         if not held.may_train:

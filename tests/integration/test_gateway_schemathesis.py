@@ -89,7 +89,7 @@ async def known(harness: Harness) -> dict[str, str]:
 def bounded(case: Case) -> Case:
     """The case without a wish for more text than a test has time for."""
     if isinstance(case.body, dict) and isinstance(case.body.get("model"), str):
-        case.body.setdefault("max_tokens", MOST_TOKENS)
+        case.body.setdefault("max_output_tokens" if "input" in case.body else "max_tokens", MOST_TOKENS)
         for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
             if isinstance(case.body.get(name), int):
                 case.body[name] = min(case.body[name], MOST_TOKENS)
@@ -117,6 +117,9 @@ def cases(operation: APIOperation, names: dict[str, str]) -> st.SearchStrategy[C
 def _made_right(case: Case, right: dict[str, Any], names: dict[str, str]) -> Case:
     """The same request about something that exists; what passes to the engine stays as it was generated."""
     if isinstance(case.body, dict):
+        if "input" in right:
+            # Most other fields contradict one another.
+            case.body = {name: case.body[name] for name in ("model", "stream", "store") if name in case.body}
         case.body |= right
         if "model" in case.body:
             case.body["model"] = POLICY
