@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import structlog
@@ -10,6 +10,7 @@ import structlog
 from core.config.schema import HoneConfig
 from core.errors import (
     EngineError,
+    EngineTimeout,
     EngineUnavailable,
     HoneError,
     InvalidRequest,
@@ -23,7 +24,7 @@ from gateway.inference.exact import Continuation
 from gateway.inference.fallbacks import delay, next_attempt, plan_attempts, retry_after_of
 from gateway.inference.request import INJECTED_FIELDS, CapturePlan, Endpoint, InferenceRequest, engine_body
 from gateway.inference.splice import FallbackCause
-from gateway.inference.target import Target
+from gateway.inference.target import Sent, Target
 from gateway.metrics import GatewayMetrics
 from gateway.outside.models import OutsideModels
 from gateway.routing import Routing
@@ -41,14 +42,6 @@ _REFUSED = (400, 422)
 _OK = 200
 TRANSIENT = (EngineError, RateLimited)
 """Failures of what answers, not of what was asked: another model may do better."""
-
-
-@dataclass(slots=True)
-class Sent:
-    """A request that is being answered: the head of a successful response has come."""
-
-    target: Target
-    response: UpstreamResponse
 
 
 class Dispatch:
@@ -260,20 +253,41 @@ class Dispatch:
         try:
             response = await target.send(engine_body(request, target.engine_model_json, target.plan))
             if response.status == _OK:
-                return Sent(target, response)
+                return Sent(target, response, await _first_bytes(response, stream=request.stream))
             async with response:
                 body = await response.read()
             if response.status in _REFUSED and _names_injected_field(body):
                 self._metrics.capture_failures.labels("engine_refused_fields").inc()
                 response = await target.send(engine_body(request, target.engine_model_json))
                 if response.status == _OK:
-                    return Sent(target, response)
+                    return Sent(target, response, await _first_bytes(response, stream=request.stream))
                 async with response:
                     body = await response.read()
             raise engine_error(response.status, body, response.headers)
         except BaseException:
             self._routing.in_flight.ended(target.deployment_id)
             raise
+
+
+async def _first_bytes(response: UpstreamResponse, *, stream: bool) -> bytes:
+    """The body, or the first bytes of a stream: until they are here, another replica can be asked.
+
+    Raises Unreachable when the engine breaks off before, EngineTimeout when it is silent for too long.
+    """
+    try:
+        first = await (response.next() if stream else response.read())
+        if stream and not first:
+            raise Unreachable("the engine ended the stream before its first event")
+    except EngineTimeout:
+        response.close()
+        raise
+    except EngineError as error:
+        response.close()
+        raise Unreachable(error.message) from error
+    except BaseException:
+        response.close()
+        raise
+    return first
 
 
 def _names_injected_field(body: bytes) -> bool:

@@ -14,10 +14,9 @@ from gateway.inference.base import Call, RawHeader
 from gateway.inference.request import InferenceRequest
 from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
 from gateway.inference.stream import DONE, EventSplitter, event_data, frame, with_data
-from gateway.inference.target import Target
+from gateway.inference.target import Sent
 from gateway.limits.base import Admission
 from gateway.metrics import GatewayMetrics
-from gateway.upstream.base import Unreachable, UpstreamResponse
 from gateway.upstream.errors import stream_error
 
 log = structlog.get_logger(__name__)
@@ -36,6 +35,7 @@ class EngineExchange:
 
     __slots__ = (
         "_failure",
+        "_first",
         "_rewriter",
         "admission",
         "answered",
@@ -60,8 +60,7 @@ class EngineExchange:
         self,
         call: Call,
         request: InferenceRequest,
-        target: Target,
-        response: UpstreamResponse,
+        sent: Sent,
         *,
         held: HeldEpisode,
         turn_ids: tuple[str, ...],
@@ -72,8 +71,9 @@ class EngineExchange:
     ) -> None:
         self.call = call
         self.request = request
-        self.target = target
-        self.response = response
+        self.target = target = sent.target
+        self.response = sent.response
+        self._first = sent.first
         self.held = held
         self.turn_ids = turn_ids
         self.admission = admission
@@ -119,10 +119,7 @@ class EngineExchange:
 
     async def whole(self) -> bytes:
         """The answer's JSON as the client may see it. Raises EngineError."""
-        try:
-            body = await self.response.read()
-        except Unreachable as error:
-            raise EngineError(f"the engine broke off its answer: {error}") from error
+        body = self._first
         try:
             seen = self._rewriter.answer(body)
         except UNREADABLE as error:
@@ -147,13 +144,9 @@ class EngineExchange:
         """
         self.broken = CANCELLED
         splitter = EventSplitter()
-        response = self.response
-        ended = False
+        response, data, ended = self.response, self._first, False
         try:
             while not ended:
-                data = await response.next()
-                if not data:
-                    raise EngineError("the engine ended the stream before its end mark")
                 pieces: list[bytes] = []
                 ended = self._take(splitter.feed(data), pieces)
                 if ended and self._failure is None:
@@ -161,6 +154,10 @@ class EngineExchange:
                     self.broken = None
                 if pieces:
                     yield b"".join(pieces)
+                if not ended:
+                    data = await response.next()
+                    if not data:
+                        raise EngineError("the engine ended the stream before its end mark")
             if self._failure is not None:
                 raise self._failure
         except HoneError:

@@ -11,10 +11,11 @@ from core import ids
 from gateway.episodes import Episodes, HeldEpisode
 from gateway.idempotency import RecordedAnswer, RecordedAnswers
 from gateway.inference.base import Call
-from gateway.inference.dispatch import Dispatch, Sent
+from gateway.inference.dispatch import Dispatch
 from gateway.inference.exact import Continuation, ExactTurns
 from gateway.inference.exchange import EngineExchange
 from gateway.inference.request import EPISODE_METADATA, InferenceRequest
+from gateway.inference.target import Sent
 from gateway.inference.threads import Link, Thread, message_digest, stream_digests, thread_of
 from gateway.limits.base import Admission, Limits
 from gateway.metrics import GatewayMetrics
@@ -142,8 +143,7 @@ class OpenExchange:
         exchange = self._exchange = EngineExchange(
             call,
             request,
-            sent.target,
-            sent.response,
+            sent,
             held=held,
             turn_ids=self._turn_ids(held) if repeated is None else repeated.turn_ids,
             admission=self._admission,

@@ -52,3 +52,13 @@ class Target:
         engine, public = msgspec.json.encode(self.engine_model), msgspec.json.encode(self.public_model)
         self.engine_model_json, self.public_model_json = Raw(engine), Raw(public)
         self.engine_field, self.public_field = b'"model":' + engine, b'"model":' + public
+
+
+@dataclass(slots=True)
+class Sent:
+    """A request that is being answered: a successful response has begun."""
+
+    target: Target
+    response: UpstreamResponse
+    first: bytes
+    """The whole body, or what has come of a stream."""

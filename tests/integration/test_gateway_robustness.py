@@ -292,12 +292,17 @@ async def test_a_dead_address_is_replaced_unseen(engines: Engines, stream):
 
 
 HEAD_OF_LONGER = with_length(BODY + b" " * 10)
+JUST_THE_HEAD = HEAD_OF_LONGER.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"
 AFTER_THE_HEAD = {
-    "reset after the head": (dying(HEAD_OF_LONGER.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"), 502, "engine_error"),
-    "reset in the body": (dying(HEAD_OF_LONGER[:-50]), 502, "engine_error"),
-    "closed in the body": (dying(HEAD_OF_LONGER[:-5], rst=False), 502, "engine_error"),
-    "truncated chunks": (dying(CHUNKED, chunked(BODY), rst=False), 502, "engine_error"),
-    "garbage chunks": (dying(CHUNKED, b"zz\r\n", rst=False), 502, "engine_error"),
+    "reset after the head": (
+        dying(HEAD_OF_LONGER.partition(b"\r\n\r\n")[0] + b"\r\n\r\n"),
+        503,
+        "engine_unavailable",
+    ),
+    "reset in the body": (dying(HEAD_OF_LONGER[:-50]), 503, "engine_unavailable"),
+    "closed in the body": (dying(HEAD_OF_LONGER[:-5], rst=False), 503, "engine_unavailable"),
+    "truncated chunks": (dying(CHUNKED, chunked(BODY), rst=False), 503, "engine_unavailable"),
+    "garbage chunks": (dying(CHUNKED, b"zz\r\n", rst=False), 503, "engine_unavailable"),
     "garbage body": (answering(with_length(b"\xff\xfe garbage")), 502, "engine_error"),
     "another shape": (answering(with_length(b'{"choices": 7}')), 502, "engine_error"),
     "nested too deeply": (
@@ -312,28 +317,25 @@ AFTER_THE_HEAD = {
 
 @pytest.mark.parametrize("name", AFTER_THE_HEAD)
 async def test_a_whole_answer_that_breaks_off_is_an_error_in_openais_shape(engines: Engines, name):
-    """The client gets 502 or 504 and an error body, never half an answer; the connection is not used again."""
+    """The client gets 502, 503 or 504 and an error body, never half an answer; the connection is not used again."""
     script, status, code = AFTER_THE_HEAD[name]
     await engines.add("dep_a", script)
     response = await engines.ask(stream=False)
     error = (await response.json())["error"]
     assert (response.status, error["code"]) == (status, code), error
     assert engines.harness.gateway.recorder.buffered == 0
-    labels = {"route": PATH, "model": POLICY, "status": str(status)}
+    # Of an answer that never came whole nobody can say what gave it.
+    labels = {"route": PATH, "model": POLICY if status == 502 else "", "status": str(status)}
     assert engines.harness.count("hone_requests_total", **labels) == 1
     assert await engines.open_connections() <= 1
 
 
 IN_A_STREAM = {
-    "reset before the first event": (dying(SSE), "engine_error", 0),
-    "closed before the first event": (dying(SSE, rst=False), "engine_error", 0),
-    "ended before the first event": (answering(SSE + b"0\r\n\r\n"), "engine_error", 0),
     "reset after the first event": (dying(SSE, delta("fo", 3)), "engine_error", 1),
     "closed after the first event": (dying(SSE, delta("fo", 3), rst=False), "engine_error", 1),
     "cut inside an event": (dying(SSE, delta("fo", 3), chunked(b'data: {"choi'), rst=False), "engine_error", 1),
     "ended without a mark": (answering(SSE, delta("fo", 3) + b"0\r\n\r\n"), "engine_error", 1),
     "garbage chunks": (dying(SSE, delta("fo", 3), b"zz\r\n", rst=False), "engine_error", 1),
-    "silence at first": (silent(SSE), "engine_timeout", 0),
     "silence later": (silent(SSE, delta("fo", 3)), "engine_timeout", 1),
     "an error event": (
         answering(SSE, delta("fo", 3), event({"error": {"message": "no memory", "code": 500}}) + b"0\r\n\r\n"),
@@ -342,8 +344,36 @@ IN_A_STREAM = {
     ),
 }
 
-KEPT = {"ended before the first event", "ended without a mark", "an error event"}
+KEPT = {"ended without a mark", "an error event"}
 """Whole answers as far as HTTP goes: their connections may be used again."""
+
+
+BEFORE_THE_FIRST_EVENT = {
+    "reset": dying(SSE),
+    "closed": dying(SSE, rst=False),
+    "ended": answering(SSE + b"0\r\n\r\n"),
+}
+
+
+@pytest.mark.parametrize("name", BEFORE_THE_FIRST_EVENT)
+async def test_a_stream_that_breaks_off_before_its_first_event_is_asked_elsewhere(engines: Engines, name):
+    """Nothing has been sent yet, so another replica answers and the client sees a whole stream."""
+    engine = await engines.add("dep_a", BEFORE_THE_FIRST_EVENT[name])
+    other = await engines.add("dep_b", healthy)
+    response = await engines.ask(stream=True)
+    assert response.status == 200
+    assert (await response.text()).rstrip().endswith("data: [DONE]")
+    assert (engine.asked, other.asked) == (1, 1)
+    assert engines.harness.count("hone_stream_failures_total") == 0
+
+
+async def test_a_stream_that_never_begins_is_a_timeout(engines: Engines):
+    """An engine that sends nothing after its head is not asked again elsewhere: 504, as for a whole answer."""
+    engine = await engines.add("dep_a", silent(SSE))
+    other = await engines.add("dep_b", healthy)
+    response = await engines.ask(stream=True)
+    assert (response.status, (await response.json())["error"]["code"]) == (504, "engine_timeout")
+    assert (engine.asked, other.asked) == (1, 0)
 
 
 @pytest.mark.parametrize("name", IN_A_STREAM)
@@ -434,7 +464,7 @@ async def test_a_client_that_leaves_cancels_the_engine(engines: Engines, stream,
     await asyncio.sleep(0.1)
     asking.cancel()
     await asyncio.wait_for(left.wait(), 10)
-    labels = {"route": PATH, "model": POLICY if begun else "", "status": "499"}
+    labels = {"route": PATH, "model": POLICY if begun and stream else "", "status": "499"}
     await until(lambda: engines.harness.count("hone_requests_total", **labels) == 1)
     assert engines.harness.count("hone_streams_in_flight") == 0
     assert await engines.open_connections() == 0

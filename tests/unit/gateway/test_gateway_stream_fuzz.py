@@ -16,7 +16,7 @@ from core.errors import EngineError, HoneError
 from gateway.inference.exchange import EngineExchange
 from gateway.inference.request import CapturePlan
 from gateway.inference.stream import MAX_EVENT_BYTES, EventSplitter, event_data, with_data
-from gateway.inference.target import Target
+from gateway.inference.target import Sent, Target
 from gateway.inference.threads import Thread, message_digest, stream_digests
 from gateway.metrics import GatewayMetrics
 from gateway.upstream.errors import engine_error, stream_error
@@ -71,8 +71,7 @@ def exchange_of(pieces: Sequence[bytes], plan: CapturePlan, *, consent: bool = T
     return EngineExchange(
         parts["call"],
         parts["request"],
-        target,
-        Response(pieces),  # type: ignore[arg-type]
+        Sent(target, Response(pieces[1:]), pieces[0] if pieces else b"\n"),  # type: ignore[arg-type]
         held=parts["held"],
         turn_ids=("turn_a",),
         admission=parts["admission"],
