@@ -15,12 +15,18 @@ class BreakCause(StrEnum):
     """Why a Turn does not continue the one before it."""
 
     FIRST = "first"
+    SIBLING = "sibling"
+    """Another answer to the request of a Turn before: no break."""
     REWRITTEN_HISTORY = "rewritten_history"
     """The messages themselves differ from what was answered before."""
     TEMPLATE = "template"
     """The messages agree and the ids part before the earlier answer: the chat template changed its mind."""
     RETOKENISED = "retokenised"
     """The messages agree and the ids part inside the earlier answer."""
+
+
+NO_BREAKS = frozenset({BreakCause.FIRST, BreakCause.SIBLING})
+"""Reasons to begin a Branch that are no breaks."""
 
 
 class Branch(Noun):
@@ -46,6 +52,20 @@ def continues(earlier: Turn, later: Turn) -> bool:
     return len(later.prompt_ids) >= len(prefix) and later.prompt_ids[: len(prefix)] == prefix
 
 
+def _cause(known: Sequence[Turn], turn: Turn) -> BreakCause:
+    """Why ``turn`` begins a Branch: by the Turn that its messages name, else by the one before."""
+    if not known:
+        return BreakCause.FIRST
+    if any(earlier.index == turn.index for earlier in known):
+        return BreakCause.SIBLING
+    named = next((earlier for earlier in known if earlier.id == turn.parent_turn_id), None)
+    return break_cause(max(known, key=_order) if named is None else named, turn)
+
+
+def _order(turn: Turn) -> tuple[int, int]:
+    return turn.index, turn.choice
+
+
 def break_cause(earlier: Turn, later: Turn) -> BreakCause:
     """Why ``later`` does not continue ``earlier`` (which it must not)."""
     spoken = (*earlier.messages, earlier.response)
@@ -58,8 +78,15 @@ def break_cause(earlier: Turn, later: Turn) -> BreakCause:
     return BreakCause.RETOKENISED
 
 
-def _gist(message: dict[str, object]) -> tuple[object, object]:
-    return message.get("role"), message.get("content") or ""
+def _gist(message: dict[str, object]) -> tuple[object, object, list[tuple[object, object]]]:
+    """What must agree for a message to be the same one: role, text, and which tools were called with what."""
+    listed = message.get("tool_calls")
+    calls = []
+    for call in listed if isinstance(listed, list) else ():
+        function = call.get("function") if isinstance(call, dict) else None
+        if isinstance(function, dict):
+            calls.append((function.get("name"), function.get("arguments")))
+    return message.get("role"), message.get("content") or "", calls
 
 
 def build_trajectory(episode_id: str, turns: Sequence[Turn]) -> Trajectory:
@@ -70,7 +97,7 @@ def build_trajectory(episode_id: str, turns: Sequence[Turn]) -> Trajectory:
     paths: list[list[Turn]] = []
     causes: list[BreakCause] = []
     kept = [turn for turn in turns if turn.content_kept]
-    for turn in sorted(kept, key=lambda item: (item.index, item.choice)):
+    for turn in sorted(kept, key=_order):
         parent = max(
             (path for path in paths if continues(path[-1], turn)),
             key=lambda path: len(path[-1].prompt_ids) + len(path[-1].output_ids),
@@ -79,7 +106,7 @@ def build_trajectory(episode_id: str, turns: Sequence[Turn]) -> Trajectory:
         if parent is not None:
             parent.append(turn)
             continue
-        causes.append(break_cause(paths[-1][-1], turn) if paths else BreakCause.FIRST)
+        causes.append(_cause([earlier for path in paths for earlier in path], turn))
         paths.append([turn])
     branches = tuple(Branch(turns=tuple(path), cause=cause) for path, cause in zip(paths, causes, strict=True))
     return Trajectory(episode_id=episode_id, branches=branches)

@@ -13,6 +13,7 @@ from core.config.schema import HoneConfig
 from core.episode import Episode, EpisodeStatus
 from core.errors import Conflict, NotFound
 from core.variant import ModelName
+from gateway.idempotency import RecordedAnswer
 from gateway.inference.threads import Link, Thread, ThreadIndex
 from gateway.metrics import GatewayMetrics
 from store.store import Store
@@ -46,6 +47,8 @@ class HeldEpisode:
     next_index: int = 0
     new: bool = False
     """The Episode row is to be written with the first Turn."""
+    named_first_turn: bool = False
+    """The Turn id that is like the Episode's own has been given out."""
     used_at: float = field(default_factory=time.monotonic)
 
     def take_index(self) -> int:
@@ -73,6 +76,8 @@ class Episodes:
         self._threads = ThreadIndex()
         self._absent: OrderedDict[bytes, float] = OrderedDict()
         """Conversations that the store did not know, and when it said so."""
+        self._renewed: OrderedDict[str, str] = OrderedDict()
+        """Expired conversation → the Episode as which it went on."""
 
     async def find(self, key: ApiKey, episode_id: str | None) -> HeldEpisode:
         """The Episode named by a request's header, or a new one where none is named.
@@ -83,7 +88,7 @@ class Episodes:
         """
         if episode_id is None:
             return self.open(key)
-        held = self._held.get(episode_id)
+        held = self._held.get(self._renewed.get(episode_id, episode_id))
         if held is not None and held.tenant_id != key.tenant_id:
             held = None
         if held is not None and not self._shared:
@@ -105,13 +110,24 @@ class Episodes:
             log.warning("episode_lookup_failed", episode_id=episode_id, error=f"{type(error).__name__}: {error}")
             return self.open(key)
         if stored.new:
-            return self._touch(self._held.setdefault(stored.id, stored))
+            return self._renew(episode_id, stored)
         if held is not None:
             # Turns that this process answered may not be written yet: the larger index is the true one.
             stored.next_index = max(stored.next_index, held.next_index)
             stored.versions = {**held.versions, **stored.versions}
         self._held[episode_id] = stored
         return self._touch(stored)
+
+    def _renew(self, episode_id: str, fresh: HeldEpisode) -> HeldEpisode:
+        """The Episode as which an expired conversation goes on: the same one at each of its Turns."""
+        known = self._held.get(self._renewed.get(episode_id, ""))
+        if known is not None:
+            return self._touch(known)
+        self._renewed[episode_id] = fresh.id
+        while len(self._renewed) > _MOST_HELD:
+            self._renewed.popitem(last=False)
+        self._held[fresh.id] = fresh
+        return self._touch(fresh)
 
     async def continued(self, key: ApiKey, thread: Thread) -> tuple[HeldEpisode, Link | None]:
         """The Episode whose conversation a request's messages continue, and the Turn there; else a new one.
@@ -152,6 +168,20 @@ class Episodes:
             self._absent.popitem(last=False)
         return None
 
+    async def answered_under(self, tenant_id: str, key: str, choices: int) -> RecordedAnswer | None:
+        """Where another process recorded its answer to a request with this idempotency key."""
+        try:
+            async with asyncio.timeout(_LOOKUP_TIMEOUT_SECONDS), self._store.reading() as work:
+                found = await work.turns.under_key(tenant_id, key)
+        except Exception as error:  # noqa: BLE001 - no failing look-up may break an answer
+            self._metrics.capture_failures.labels("idempotency_lookup").inc()
+            log.warning("idempotency_lookup_failed", error=f"{type(error).__name__}: {error}")
+            return None
+        if len(found) != choices:
+            return None
+        turn_ids = tuple(turn_id for turn_id, _, _ in found)
+        return RecordedAnswer(found[0][1], found[0][2], turn_ids, time.monotonic())
+
     def answered(self, held: HeldEpisode, digest: bytes, turn_id: str) -> None:
         """Remember by which conversation an answer will be recognised."""
         self._threads.add(digest, Link(held.id, turn_id))
@@ -164,14 +194,9 @@ class Episodes:
         """An Episode takes no more Turns: the store is asked at the next use of its id."""
         self._held.pop(episode_id, None)
 
-    def open(self, key: ApiKey, *, hold: bool = True) -> HeldEpisode:
-        """A new Episode; its row is written with its first Turn.
-
-        Without ``hold`` it is not remembered: whoever continues it finds it in the store.
-        """
+    def open(self, key: ApiKey) -> HeldEpisode:
+        """A new Episode; its row is written with its first Turn."""
         held = HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
-        if not hold:
-            return held
         self._held[held.id] = held
         return self._touch(held)
 

@@ -13,7 +13,7 @@ from core import ids
 from core.episode import Episode, EpisodeStatus, StopReason, ToolResult
 from core.errors import Conflict, EngineUnavailable, PermissionDenied, StoreError
 from core.stored_completion import check_metadata
-from core.trajectory import BreakCause, build_trajectory
+from core.trajectory import NO_BREAKS, BreakCause, build_trajectory
 from core.turn import Turn
 from core.variant import ModelName, parse_model_name
 from gateway.callers import ID_PATTERN, LONGEST_ID, FeedbackCaller, InferenceCaller, PathId, consent_of
@@ -299,7 +299,7 @@ async def _detail(work: UnitOfWork, episode_id: str, tenant_id: str) -> ClientEp
         branches=[
             ClientBranch(turn_ids=[turn.id for turn in branch.turns], cause=branch.cause) for branch in branches
         ],
-        breaks=dict(Counter(branch.cause for branch in branches if branch.cause is not BreakCause.FIRST)),
+        breaks=dict(Counter(branch.cause for branch in branches if branch.cause not in NO_BREAKS)),
         tool_results=list(episode.tool_results),
         feedback=[FeedbackView.of(one) for one in feedback],
     )

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from core.episode import Episode, StopReason
 from core.errors import LearnerError
 from core.sample import TrainingSample
-from core.trajectory import Branch, BreakCause, build_trajectory
+from core.trajectory import NO_BREAKS, Branch, BreakCause, build_trajectory
 from core.turn import Turn
 
 
@@ -59,7 +59,7 @@ def episode_samples(episode: Episode, turns: Sequence[Turn], advantage: float) -
 def count_breaks(episode: Episode, turns: Sequence[Turn]) -> Counter[BreakCause]:
     """Why the Episode fell into several Branches; empty when it did not."""
     branches = build_trajectory(episode.id, training_turns(episode, turns)).branches
-    return Counter(branch.cause for branch in branches if branch.cause is not BreakCause.FIRST)
+    return Counter(branch.cause for branch in branches if branch.cause not in NO_BREAKS)
 
 
 def token_versions(turn: Turn) -> tuple[int, ...]:

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from core.episode import Episode, EpisodeStatus
 from core.errors import NotFound
-from core.trajectory import BreakCause, build_trajectory
+from core.trajectory import NO_BREAKS, build_trajectory
 from core.verdict import Reward
 from gateway.admin.schemas import Body, BranchView, EpisodeView
 from gateway.callers import PathId
@@ -59,7 +59,7 @@ async def get_episode(episode_id: PathId, gateway: GatewayParts, _key: Reader) -
         verdicts=verdicts,
         reward=reward,
         branches=[BranchView(turn_ids=[turn.id for turn in branch.turns], cause=branch.cause) for branch in branches],
-        breaks=dict(Counter(branch.cause for branch in branches if branch.cause is not BreakCause.FIRST)),
+        breaks=dict(Counter(branch.cause for branch in branches if branch.cause not in NO_BREAKS)),
         checkpoints=checkpoints,
     )
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
@@ -64,9 +65,14 @@ class Dispatch:
         self._metrics = metrics
 
     async def send(
-        self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan, exact: Continuation | None = None
+        self,
+        request: InferenceRequest,
+        held: HeldEpisode,
+        plan: CapturePlan,
+        exact: Continuation | None,
+        may_use: Callable[[str], bool],
     ) -> Sent:
-        """The first successful response, of the model that was asked for or of one of its fallbacks.
+        """The first successful response, of the model that was asked for or of a fallback that the caller may use.
 
         Raises what is wrong with the request, EngineUnavailable when nobody that holds the version answers, and
         what the routing table raises; of several failures the last one.
@@ -81,7 +87,7 @@ class Dispatch:
                     return await self._try_others(request, request.model, route, plan, exact, error)
             return await self._attempt(request, request.model_text, request.model, held, plan, exact)
         except TRANSIENT as error:
-            return await self._attempt_again(request, held, plan, exact, error)
+            return await self._attempt_again(request, held, plan, exact, may_use, error)
 
     async def _attempt_again(
         self,
@@ -89,9 +95,14 @@ class Dispatch:
         held: HeldEpisode,
         plan: CapturePlan,
         exact: Continuation | None,
+        may_use: Callable[[str], bool],
         error: HoneError,
     ) -> Sent:
-        attempts = plan_attempts(request.model_text, self._fallbacks, self._retries)
+        attempts = [
+            attempt
+            for attempt in plan_attempts(request.model_text, self._fallbacks, self._retries)
+            if attempt.fallback_from is None or may_use(attempt.model)
+        ]
         failed = attempts[0]
         while True:
             attempt = next_attempt(attempts, failed, error)

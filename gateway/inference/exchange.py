@@ -37,6 +37,7 @@ class EngineExchange:
         "_failure",
         "_first",
         "_rewriter",
+        "_sent",
         "admission",
         "answered",
         "broken",
@@ -91,6 +92,7 @@ class EngineExchange:
         self.events_seen = 0
         self._failure: HoneError | None = None
         self._rewriter = AnswerRewriter(target)
+        self._sent: list[bytes] | None = None if call.idempotency_key is None else []
 
     @property
     def episode_id(self) -> str:
@@ -117,6 +119,11 @@ class EngineExchange:
         """Choice → its message, of a whole answer of which content is captured."""
         return self._rewriter.messages
 
+    @property
+    def sent(self) -> bytes | None:
+        """All that the client was sent, where the request may be repeated."""
+        return None if self._sent is None else b"".join(self._sent)
+
     async def whole(self) -> bytes:
         """The answer's JSON as the client may see it. Raises EngineError."""
         body = self._first
@@ -127,6 +134,8 @@ class EngineExchange:
         if self.keeps_content:
             self.payloads.append(body)
         self.answered = True
+        if self._sent is not None:
+            self._sent.append(seen)
         return seen
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -153,7 +162,10 @@ class EngineExchange:
                     # A client closes its connection at the end mark: from here on that is no cancellation.
                     self.broken = None
                 if pieces:
-                    yield b"".join(pieces)
+                    piece = b"".join(pieces)
+                    if self._sent is not None:
+                        self._sent.append(piece)
+                    yield piece
                 if not ended:
                     data = await response.next()
                     if not data:

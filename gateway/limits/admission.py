@@ -16,6 +16,10 @@ class Desk(Protocol):
         """Something is to be told to the other replicas at once."""
         ...
 
+    def price(self, model: str) -> ModelPrice | None:
+        """What a model costs; None: nothing."""
+        ...
+
 
 def microdollars(price: ModelPrice | None, prompt_tokens: int, completion_tokens: int) -> int:
     """What a request costs, in millionths of a dollar: a price per million tokens is one per token in these."""
@@ -67,9 +71,11 @@ class Admitted:
             )
         return headers
 
-    def settle(self, *, prompt_tokens: int, completion_tokens: int) -> None:
+    def settle(self, *, prompt_tokens: int, completion_tokens: int, answered_by: str | None = None) -> None:
         """See ``gateway.limits.base.Admission``."""
         plan, used, cost = self._plan, prompt_tokens + completion_tokens, 0
+        if answered_by is not None:
+            self._price = self._desk.price(answered_by)
         if self._price is not None:
             cost = microdollars(self._price, prompt_tokens, completion_tokens)
         plan.tally.add(1, prompt_tokens, completion_tokens, cost)
@@ -82,7 +88,7 @@ class Admitted:
                 line.untake(tokens - used, bucket)
         for line in plan.tokens_of_month:
             line.use(tokens, used)
-        if self._microdollars:
+        if self._microdollars or cost:
             for line in plan.dollars:
                 line.use(self._microdollars, cost)
 

@@ -14,8 +14,11 @@ class Admission(Protocol):
     def headers(self) -> list[RawHeader]:
         """``x-ratelimit-limit-requests`` and its kind, as OpenAI sends them; empty where nothing is limited."""
 
-    def settle(self, *, prompt_tokens: int, completion_tokens: int) -> None:
-        """Say what the request used in the end; at most once, and never if it failed before an answer."""
+    def settle(self, *, prompt_tokens: int, completion_tokens: int, answered_by: str | None = None) -> None:
+        """Say what the request used in the end; at most once, and never if it failed before an answer.
+
+        ``answered_by``: the model that answered, where it is another one than was asked for; its price counts.
+        """
 
     def release(self) -> None:
         """The answer has ended, well or badly: gives back the stream and whatever was reserved and not settled.

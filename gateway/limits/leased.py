@@ -96,7 +96,7 @@ class LeasedLimits:
                 hint="GET /v1/models lists those that it may use",
                 param="model",
             )
-        price = self._price(model) if self._prices else None
+        price = self.price(model) if self._prices else None
         if not plan.lines:
             return Admitted(self, plan, price, 0, 0, [], stream=False)
         tokens = tokens or 1
@@ -208,7 +208,8 @@ class LeasedLimits:
             )
         return _window_refusal(line, amount, headers, line.retry_seconds(now))
 
-    def _price(self, model: str) -> ModelPrice | None:
+    def price(self, model: str) -> ModelPrice | None:
+        """What a model costs, by its name or that of its Policy; None: nothing."""
         found = self._prices.get(model)
         return found or self._prices.get(model.partition("@")[0].removesuffix("-fast"))
 

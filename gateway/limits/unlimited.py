@@ -12,7 +12,7 @@ class Admitted:
         """None."""
         return []
 
-    def settle(self, *, prompt_tokens: int, completion_tokens: int) -> None:
+    def settle(self, *, prompt_tokens: int, completion_tokens: int, answered_by: str | None = None) -> None:
         """Nothing to settle."""
 
     def release(self) -> None:

@@ -16,6 +16,7 @@ from gateway.errors import JSON_HEADER, encode, error_body, error_headers, inter
 from gateway.http.base import IncomingRequest
 from gateway.inference.base import Call
 from gateway.inference.exchange import EngineExchange
+from gateway.inference.replay import ReplayedExchange
 from gateway.inference.request import Endpoint, parse_request
 from gateway.inference.service import InferenceService
 from gateway.inference.stream import frame
@@ -100,7 +101,9 @@ class InferenceEndpoint:
         finally:
             self._metrics.request_done(self.path, model, status, time.perf_counter() - clock)
 
-    async def _stream(self, incoming: IncomingRequest, exchange: EngineExchange, request_id: str) -> int:
+    async def _stream(
+        self, incoming: IncomingRequest, exchange: EngineExchange | ReplayedExchange, request_id: str
+    ) -> int:
         """Pass a stream on; the status that is counted for it."""
         metrics = self._metrics
         incoming.start(200, [*_EVENT_STREAM, *exchange.headers, (b"x-request-id", request_id.encode())])

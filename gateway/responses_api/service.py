@@ -96,7 +96,11 @@ class ResponsesService:
             history=[message for stored in chain for message in stored.messages],
             known_servers=listed_servers(chain, items),
             bounds=Bounds(
-                self._bounds.tool_calls if request.max_tool_calls is None else request.max_tool_calls,
+                # A request can narrow the operator's bound and never widen it.
+                min(
+                    self._bounds.tool_calls,
+                    self._bounds.tool_calls if request.max_tool_calls is None else request.max_tool_calls,
+                ),
                 self._bounds.seconds,
             ),
         )

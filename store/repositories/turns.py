@@ -104,6 +104,13 @@ class Turns(Repository[Turn]):
         found = min(rows, key=lambda row: ranks[row.thread], default=None)
         return None if found is None else (str(found.episode_id), str(found.id))
 
+    async def under_key(self, tenant_id: str, key: str) -> list[tuple[str, str, int]]:
+        """Id, Episode and index of the Turns that a Tenant's request with this idempotency key left, by choice."""
+        columns = (TURNS.c.id, TURNS.c.episode_id, TURNS.c.index.label("place"))
+        query = select(*columns).where(TURNS.c.tenant_id == tenant_id, TURNS.c.idempotency_key == key)
+        rows = await self._connection.rows(query.order_by(TURNS.c.choice))
+        return [(str(row.id), str(row.episode_id), int(row.place)) for row in rows]
+
     async def replace(self, turn: Turn) -> str | None:
         """Replace a Turn; raises NotFound.
 

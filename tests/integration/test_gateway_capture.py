@@ -175,7 +175,7 @@ async def test_a_repeated_request_adds_no_second_turn(harness: Harness):
     """The same idempotency key names the same Episode and Turn, and the store keeps one."""
     first = await ask(harness, **{"idempotency-key": "once"})
     second = await ask(harness, **{"idempotency-key": "once"})
-    assert first == second
+    assert first | {"replayed": "true"} == second
     assert len(await harness.turns(first["episode-id"])) == 1
     other = await ask(harness, key="other", **{"idempotency-key": "once"})
     assert other["episode-id"] != first["episode-id"]
@@ -188,6 +188,7 @@ async def test_a_repeated_request_waits_for_the_one_under_way(harness: Harness, 
     body = CHAT | {"stream": stream}
     answers = await asyncio.gather(*(ask(harness, body=body, **{"idempotency-key": "once"}) for _ in range(3)))
     answers.append(await ask(harness, body=body, **{"idempotency-key": "once"}))
+    assert sorted(answer.pop("replayed", "false") for answer in answers) == ["false", "true", "true", "true"]
     assert all(answer == answers[0] for answer in answers)
     assert [turn.id for turn in await harness.turns(answers[0]["episode-id"])] == [answers[0]["turn-id"]]
     async with harness.store.reading() as work:
@@ -396,3 +397,59 @@ def test_the_fake_models_letters_are_letters():
     """The toy model that these tests trust really gives text, so that equal text means something."""
     sampling = fake_model.Sampling(max_tokens=5, seed=1, greedy=False, stop=(), ignore_eos=False)
     assert fake_model.generate("base:base", [1, 2, 3], sampling).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_repeated_request_gets_the_very_same_answer(harness: Harness, stream: bool):
+    """A retry under the same key is given the recorded answer and its Turns, and no model is asked again."""
+    body, key = CHAT | {"temperature": 1, "stream": stream}, {"idempotency-key": "once"}
+    first = await harness.post("/v1/chat/completions", body, key="trainer", **key)
+    asked = len(harness.engine.requests)
+    again = await harness.post("/v1/chat/completions", body, key="trainer", **key)
+    assert await again.read() == await first.read()
+    assert again.headers["x-hone-turn-id"] == first.headers["x-hone-turn-id"]
+    assert again.headers["x-hone-replayed"] == "true"
+    assert len(harness.engine.requests) == asked
+    assert len(await harness.turns(first.headers["x-hone-episode-id"])) == 1
+    stranger = await harness.post("/v1/chat/completions", body, key="other", **key)
+    assert stranger.headers.get("x-hone-turn-id") != first.headers["x-hone-turn-id"]
+
+
+async def test_a_key_belongs_to_one_request(harness: Harness):
+    """The same idempotency key with another body is refused, and nothing is recorded for it."""
+    key = {"idempotency-key": "mine"}
+    await harness.post("/v1/chat/completions", CHAT, key="trainer", **key)
+    other = await harness.post("/v1/chat/completions", CHAT | {"max_tokens": 3}, key="trainer", **key)
+    assert (other.status, (await other.json())["error"]["param"]) == (409, "idempotency-key")
+
+
+async def test_a_repeat_that_another_process_answered_adds_no_turn(harness: Harness):
+    """What this process does not remember is found in the store: the new answer has the first one's Turns."""
+    key = {"idempotency-key": "elsewhere"}
+    first = await harness.post("/v1/chat/completions", CHAT, key="trainer", **key)
+    turns = await harness.turns(first.headers["x-hone-episode-id"])
+    harness.gateway.answers._answers.clear()
+    again = await harness.post("/v1/chat/completions", CHAT, key="trainer", **key)
+    assert again.headers["x-hone-turn-id"] == first.headers["x-hone-turn-id"]
+    assert await harness.turns(first.headers["x-hone-episode-id"]) == turns
+
+
+async def test_an_episode_opened_without_consent_stays_so(harness: Harness):
+    """Whoever withdraws training at the opening of a conversation need not say so again at each of its Turns."""
+    withdrawn = {"x-hone-train": "false"}
+    first = await harness.post("/v1/chat/completions", CHAT | {"store": True}, key="trainer", **withdrawn)
+    episode = first.headers["x-hone-episode-id"]
+    await harness.post("/v1/chat/completions", CHAT, key="trainer", **{"x-hone-episode-id": episode})
+    turns = await harness.turns(episode)
+    assert [turn.trainable for turn in turns] == [False, False]
+    assert [turn.content_kept for turn in turns] == [True, False]
+
+
+async def test_an_episode_can_be_named_by_metadata(harness: Harness):
+    """Clients that cannot send headers continue an Episode by ``metadata.hone_episode_id``."""
+    first = await harness.post("/v1/chat/completions", CHAT, key="trainer")
+    episode = first.headers["x-hone-episode-id"]
+    named = CHAT | {"metadata": {"hone_episode_id": episode}}
+    again = await harness.post("/v1/chat/completions", named, key="trainer")
+    assert again.headers["x-hone-episode-id"] == episode
+    assert [turn.index for turn in await harness.turns(episode)] == [0, 1]

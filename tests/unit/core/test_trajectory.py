@@ -4,10 +4,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.policy import PolicySpan
-from core.trajectory import BreakCause, build_trajectory, continues
+from core.trajectory import BreakCause, break_cause, build_trajectory, continues
 from core.turn import Timing, Turn
 from core.variant import Variant
+from tests import nouns
 
+P = {"output_logprobs": (-0.1,)}
 USER, ANSWER = {"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}
 
 
@@ -79,3 +81,37 @@ def test_a_conversation_that_only_grows_is_one_branch(outputs, opening):
         turns.append(turn(index, prompt, output))
         prompt = [*prompt, *output, 99 + index]
     assert len(build_trajectory("ep_1", turns).branches) == 1
+
+
+def test_other_answers_to_one_request_are_no_breaks():
+    """With several choices each begins a Branch of its own, and none counts as a rewritten history."""
+    first = nouns.turn(id="a", index=0, choice=0, prompt_ids=(1, 2), output_ids=(3,), **P)
+    second = nouns.turn(id="b", index=0, choice=1, prompt_ids=(1, 2), output_ids=(4,), **P)
+    later = nouns.turn(id="c", index=1, prompt_ids=(1, 2, 4, 5), output_ids=(6,), **P)
+    trajectory = build_trajectory("ep", [later, second, first])
+    assert [[turn.id for turn in branch.turns] for branch in trajectory.branches] == [["a"], ["b", "c"]]
+    assert [branch.cause for branch in trajectory.branches] == [BreakCause.FIRST, BreakCause.SIBLING]
+
+
+def test_a_break_is_judged_by_the_turn_that_the_messages_name():
+    """Of two interleaved conversations each one's Turn is compared with its own predecessor."""
+    said = {"role": "assistant", "content": "x"}
+    asked, others = ({"role": "user", "content": "main"},), ({"role": "user", "content": "sub"},)
+    went_on = (*asked, said, {"role": "user", "content": "go"})
+    main = nouns.turn(id="m", index=0, messages=asked, response=said, prompt_ids=(1,), output_ids=(2,), **P)
+    other = nouns.turn(id="s", index=1, messages=others, response=said, prompt_ids=(7,), output_ids=(8,), **P)
+    later = nouns.turn(id="l", index=2, messages=went_on, parent_turn_id="m", prompt_ids=(1, 3), output_ids=(4,), **P)
+    causes = [branch.cause for branch in build_trajectory("ep", [main, other, later]).branches]
+    assert causes == [BreakCause.FIRST, BreakCause.REWRITTEN_HISTORY, BreakCause.RETOKENISED]
+
+
+def test_a_changed_tool_call_is_a_rewritten_history():
+    """Messages that agree in text and differ in what a tool was called with are not the same."""
+    call = {"function": {"name": "f", "arguments": "{}"}}
+    said = {"role": "assistant", "content": None, "tool_calls": [call]}
+    changed = {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": "[]"}}]}
+    asked = ({"role": "user", "content": "q"},)
+    first = nouns.turn(id="a", index=0, messages=asked, response=said, prompt_ids=(1,), output_ids=(2,), **P)
+    later = nouns.turn(id="b", index=1, messages=(*asked, changed), prompt_ids=(1, 3), output_ids=(4,), **P)
+    assert break_cause(first, later) is BreakCause.REWRITTEN_HISTORY
+    assert break_cause(first, later.model_copy(update={"messages": (*asked, said)})) is BreakCause.RETOKENISED
