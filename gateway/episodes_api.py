@@ -1,5 +1,6 @@
 """``/v1/episodes``: clients open an Episode, close it with a reward, and read what is known of it."""
 
+import asyncio
 import contextlib
 import hashlib
 from collections import Counter
@@ -16,7 +17,9 @@ from core.stored_completion import check_metadata
 from core.trajectory import NO_BREAKS, BreakCause, build_trajectory
 from core.turn import Turn
 from core.variant import ModelName, parse_model_name
+from gateway.auth import Caller
 from gateway.callers import ID_PATTERN, LONGEST_ID, FeedbackCaller, InferenceCaller, PathId, consent_of
+from gateway.capture.redaction import redact_metadata
 from gateway.client_reward import ClosingStatement, close_episode
 from gateway.dependencies import BEARER, FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts
 from gateway.feedback_api import FeedbackView, IdempotencyKey
@@ -201,7 +204,7 @@ async def open_episode(
         version=model.version,
         task_id=body.task_id,
         trainable=body.train and consent_of(request, caller),
-        metadata=dict(check_metadata(body.metadata)),
+        metadata=await _kept_metadata(body.metadata, caller),
     )
     async with gateway.store.transaction() as work:
         if body.task_id is not None:
@@ -254,9 +257,8 @@ async def close(
 
     Its Turns are in the store before it is closed; a Turn that comes later is not part of it.
     """
-    said = ClosingStatement(
-        reward=body.reward, success=body.success, metadata=check_metadata(body.metadata), key_id=caller.key.id
-    )
+    metadata = await _kept_metadata(body.metadata, caller)
+    said = ClosingStatement(reward=body.reward, success=body.success, metadata=metadata, key_id=caller.key.id)
     await _flush(gateway)
     await find_episode(gateway.store, episode_id, tenant_id=caller.tenant.id)
     async with gateway.store.transaction() as work:
@@ -279,8 +281,14 @@ def _check_model(gateway: Gateway, text: str, model: ModelName) -> None:
         gateway.routing.resolve(model)
 
 
+async def _kept_metadata(metadata: dict[str, str] | None, caller: Caller) -> dict[str, str]:
+    """What may be kept of a client's labels. Raises InvalidRequest, and PermissionDenied as ``redact_metadata``."""
+    checked = check_metadata(metadata)
+    return await asyncio.to_thread(redact_metadata, checked) if caller.tenant.redact else checked
+
+
 async def _flush(gateway: Gateway) -> None:
-    if not await gateway.recorder.flush(_FLUSH_SECONDS):
+    if not await gateway.recorder.flush_all(_FLUSH_SECONDS):
         raise StoreError("Turns of this gateway are not durable yet", hint="try again in a few seconds")
 
 

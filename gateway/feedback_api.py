@@ -1,7 +1,6 @@
 """``/v1/feedback``: what clients say about answers, at once or long after."""
 
 import asyncio
-from functools import lru_cache
 from typing import Annotated
 
 import msgspec
@@ -9,13 +8,13 @@ from fastapi import APIRouter, Depends, Header, Query, Request
 from pydantic import BaseModel, ConfigDict, Field
 
 from core import ids
-from core.errors import Conflict, InvalidRequest, PermissionDenied
+from core.errors import Conflict, InvalidRequest
 from core.feedback import Feedback, FeedbackKind, FeedbackValue, read_value
 from core.noun import Noun
 from core.stored_completion import check_metadata
 from gateway.auth import Caller
 from gateway.callers import ID_PATTERN, LONGEST_ID, FeedbackCaller, consent_of
-from gateway.capture.redaction import Redactor, load_redactor, redact_message
+from gateway.capture.redaction import redact_message, redact_metadata, required_redactor
 from gateway.dependencies import BEARER, READ_ERRORS, WRITE_ERRORS, GatewayParts
 from gateway.state import Gateway
 from gateway.subjects import Subject, find_episode, find_turn
@@ -166,22 +165,9 @@ def _redacted(
     kind: FeedbackKind, value: FeedbackValue, metadata: dict[str, str]
 ) -> tuple[FeedbackValue, dict[str, str]]:
     """Both without personal data. Raises PermissionDenied for texts where redaction is not installed."""
-    said = kind in (FeedbackKind.COMMENT, FeedbackKind.DEMONSTRATION)
-    if not said and not metadata:
-        return value, metadata
-    redactor = _redactor()
-    if redactor is None:
-        raise PermissionDenied(
-            "this tenant's texts are kept only without personal data, which this installation cannot find",
-            hint="send true, false or a number, without metadata, or have the extra 'redaction' installed",
-        )
-    kept = {key: str(redact_message(text, redactor)) for key, text in metadata.items()}
-    return (redact_message(value, redactor) if said else value), kept
-
-
-@lru_cache(maxsize=1)
-def _redactor() -> Redactor | None:
-    return load_redactor()
+    if kind in (FeedbackKind.COMMENT, FeedbackKind.DEMONSTRATION):
+        value = redact_message(value, required_redactor())
+    return value, redact_metadata(metadata)
 
 
 def _check_size(value: FeedbackValue) -> None:

@@ -8,17 +8,17 @@ import asyncio
 import contextlib
 import time
 from collections import Counter
-from functools import lru_cache, partial
+from functools import lru_cache
+from pathlib import Path
 
 import structlog
-from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
 from core.errors import MachineError
-from gateway.capture.breaks import BreakCounter
+from gateway.capture.breaks import link_of
 from gateway.capture.drain import Drain
 from gateway.capture.journal import Journal, journal_root
-from gateway.capture.position import Position, read_position
+from gateway.capture.position import Position, journal_ends, read_position
 from gateway.capture.record import CapturedCall
 from gateway.capture.redaction import load_redactor, without_content
 from gateway.capture.stored import store_completion
@@ -34,26 +34,13 @@ _SILENT_SECONDS = 30.0
 
 def make_drain(config: HoneConfig, store: Store) -> Drain:
     """The Drain of this configuration's journals, with everything that is written beside Turns."""
-    # Counted here, and shown by the gateway whose Turns they are: see Position.
-    counted = GatewayMetrics(CollectorRegistry())
     return Drain(
         journal_root(config),
         store=store,
         flush_seconds=config.gateway.recorder_flush_seconds,
         redactor=lru_cache(maxsize=1)(load_redactor),
-        extras=(store_completion, BreakCounter(metrics=counted)),
-        links=partial(_links, counted),
-    )
-
-
-def _links(metrics: GatewayMetrics) -> Counter[str]:
-    return Counter(
-        {
-            sample.labels["link"]: int(sample.value)
-            for family in metrics.turn_links.collect()
-            for sample in family.samples
-            if sample.name.endswith("_total")
-        }
+        extras=(store_completion,),
+        link=link_of,
     )
 
 
@@ -62,10 +49,11 @@ class Recorder:
 
     def __init__(self, *, config: HoneConfig, store: Store, metrics: GatewayMetrics) -> None:
         self._config = config.gateway
+        self._root = journal_root(config)
         self._metrics = metrics
         self._capacity = config.gateway.journal_max_mib * 1024 * 1024
         self._journal = Journal(
-            journal_root(config),
+            self._root,
             capacity_bytes=self._capacity,
             lost=self._lose,
             schedule=self._at_end_of_turn,
@@ -157,6 +145,25 @@ class Recorder:
             return False
         return True
 
+    async def flush_all(self, timeout_seconds: float | None = None) -> bool:
+        """As ``flush``, and wait for what the journals of other processes on this machine hold now.
+
+        Another worker of this gateway may have answered the request whose Turn is wanted.
+        """
+        self._journal.write()
+        wanted = journal_ends(self._root)
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                if not await self.flush():
+                    return False
+                while wanted := _undrained(self._root, wanted):
+                    if self._drain is not None:
+                        self._drain.hurry()
+                    await asyncio.sleep(_POLL_SECONDS)
+        except TimeoutError:
+            return False
+        return True
+
     async def stop(self) -> None:
         """Write everything to the journal and close it; what the store does not have yet stays there."""
         if self._loop is None:
@@ -220,3 +227,13 @@ class Recorder:
         self._lost += turns
         self._metrics.lost_turns.labels(cause).inc(turns)
         self._metrics.capture_failures.labels(cause).inc()
+
+
+def _undrained(root: Path, wanted: dict[Path, int]) -> dict[Path, int]:
+    """Those of ``wanted`` that are not drained so far. A journal can shrink: a write that failed is taken back."""
+    ends = journal_ends(root)
+    return {
+        folder: end
+        for folder, offset in wanted.items()
+        if read_position(folder).offset < (end := min(offset, ends.get(folder, 0)))
+    }

@@ -27,7 +27,6 @@ from gateway.capture.record import CapturedCall
 from gateway.capture.stored import store_completion
 from gateway.episodes import Episodes
 from gateway.errors import install_error_handlers
-from gateway.limits.unlimited import Unlimited
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import GatewayMiddleware
 from gateway.openai_api import passthrough, stored
@@ -37,6 +36,7 @@ from gateway.upstream.aiohttp_client import AiohttpUpstream
 from serving.engines.fake import FakeEngineServer
 from store.store import Store
 from tests import nouns
+from tests.unlimited import Unlimited
 
 BASE = "base"
 POLICY = "coder"
@@ -49,7 +49,7 @@ class Recorded:
     def __init__(self) -> None:
         self.durable = True
 
-    async def flush(self, timeout_seconds: float | None = None) -> bool:
+    async def flush_all(self, timeout_seconds: float | None = None) -> bool:
         """Whether all is durable."""
         return self.durable
 

@@ -25,6 +25,7 @@ from gateway.responses_api.routes import responses_router
 from gateway.responses_api.run import Bounds
 from gateway.responses_api.service import ResponsesService
 from store.store import Store
+from tests import nouns
 
 MODEL = "coder@3"
 USAGE = {
@@ -66,8 +67,10 @@ def calls_of(said: Said, prefix: str) -> list[dict[str, Any]]:
 class FakeExchange:
     """An answer of the script."""
 
-    def __init__(self, said: Said, number: int, episode_id: str) -> None:
+    def __init__(self, said: Said, number: int, call: Call) -> None:
         self._said = said
+        self.call = call
+        episode_id = call.episode_id or f"ep_{number}"
         self._prefix = f"call_{number}"
         self.episode_id = episode_id
         self.turn_ids = (f"turn_{number}",)
@@ -141,6 +144,32 @@ class FakeInference:
     exchanges: list[FakeExchange] = field(default_factory=list)
     most_messages: int | None = None
     """Longer conversations do not fit."""
+    untrained: set[int] = field(default_factory=set)
+    """Numbers, from 1, of the calls from which the Episode withdraws consent."""
+    replays: bool = False
+    """Every answer was given before."""
+    stuck: bool = False
+    """What was recorded does not reach the store."""
+    lost: bool = False
+    """What was recorded is gone."""
+
+    async def write(self, store: Store) -> bool:
+        """Write the Turns of all answers as the recorder does; whether they are durable."""
+        if not self.stuck and not self.lost:
+            turns = [
+                nouns.turn(
+                    id=turn_id,
+                    episode_id=exchange.episode_id,
+                    tenant_id=exchange.call.caller.tenant.id,
+                    stored=exchange.call.store,
+                    trainable=exchange.call.consent,
+                )
+                for exchange in self.exchanges
+                for turn_id in exchange.turn_ids
+            ]
+            async with store.transaction() as work:
+                await work.turns.add_many(turns)
+        return not self.stuck
 
     @asynccontextmanager
     async def exchange(self, call: Call, request: InferenceRequest) -> AsyncIterator[FakeExchange]:
@@ -150,9 +179,13 @@ class FakeInference:
         self.calls.append(call)
         self.bodies.append(body)
         said = self.script.pop(0)
+        if len(self.bodies) in self.untrained:
+            call.may_train = False
         if said.error is not None and not said.text:
             raise said.error
-        exchange = FakeExchange(said, len(self.bodies), call.episode_id or f"ep_{len(self.bodies)}")
+        exchange = FakeExchange(said, len(self.bodies), call)
+        if self.replays:
+            exchange.headers.append((b"x-hone-replayed", b"true"))
         self.exchanges.append(exchange)
         yield exchange
 
@@ -250,14 +283,23 @@ def responses_app(
 ) -> FastAPI:
     """The routes with scripted parts; the API key is the tenant's id."""
     metrics = GatewayMetrics(CollectorRegistry())
+
+    async def flush(timeout_seconds: float) -> bool:
+        return await inference.write(store)
+
     service = ResponsesService(
         inference=inference,
-        archive=Archive(store=store, metrics=metrics),
+        archive=Archive(store=store, metrics=metrics, flush=flush),
         hosted=hosted,
         bounds=bounds or Bounds(tool_calls=16, seconds=60.0),
     )
     app = FastAPI()
-    app.state.gateway = SimpleNamespace(authenticator=_Authenticator(), metrics=metrics)
+    app.state.gateway = SimpleNamespace(
+        authenticator=_Authenticator(),
+        metrics=metrics,
+        config=SimpleNamespace(gateway=SimpleNamespace(request_read_seconds=60.0)),
+        hot_handlers={},
+    )
     app.include_router(responses_router(service))
     install_error_handlers(app)
     app.add_middleware(GatewayMiddleware, metrics=metrics, hot_paths={})

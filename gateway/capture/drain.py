@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 Extra = Callable[[UnitOfWork, CapturedCall, list[Turn]], Awaitable[None]]
 """Writes more about a call in the transaction that adds its Turns; may run again for the same call."""
+Link = Callable[[UnitOfWork, CapturedCall, list[Turn]], Awaitable[str | None]]
+"""How a call's Turns continue an earlier one, or why not; None: not to be counted."""
 
 BATCH_CALLS = 64
 """Calls per transaction."""
@@ -61,16 +63,14 @@ class Drain:
         flush_seconds: float,
         redactor: Callable[[], Redactor | None] = lambda: None,
         extras: Sequence[Extra] = (),
-        links: Callable[[], Counter[str]] = Counter,
+        link: Link | None = None,
     ) -> None:
         self._root = root
         self._store = store
         self._flush_seconds = flush_seconds
         self._redactor = redactor
         self._extras = tuple(extras)
-        self._links = links
-        """How many Turns the extras have found to continue an earlier one or not, by cause, so far."""
-        self._counted_links: Counter[str] = Counter()
+        self._link = link
         self._readers: dict[str, JournalReader] = {}
         self._lock: int | None = None
         self._looked_at = 0.0
@@ -194,23 +194,27 @@ class Drain:
         """Write one batch and advance; on failure find out whether the store is away or refuses one of the calls."""
         found = [await self._prepare(body) for body in bodies]
         batch = [prepared for prepared in found if prepared is not None]
-        unreadable = len(found) - len(batch)
+        unreadable = 0
+        for prepared, body, end in zip(found, bodies, ends, strict=True):
+            if prepared is None:
+                self._keep_unreadable(f"{reader.folder.name}-{end}", body)
+                unreadable += 1
         try:
-            added = await self._write(batch)
+            added, links = await self._write(batch)
         except Exception as error:
             # Logged and shown; nothing may end the task.
             reader.say(f"{type(error).__name__}: {error}")
             if _is_outage(error) or not await self._store_answers():
                 raise _Away(reader.position.last_error) from error
-            added = await self._write_singly(reader, batch)
+            added, links = await self._write_singly(reader, batch)
         for prepared in batch:
             add_counts(reader.position.failures, prepared.failures)
             add_counts(reader.position.lost, prepared.lost)
         if unreadable:
             add_counts(reader.position.failures, {"unreadable_record": unreadable})
-        links = self._links()
-        add_counts(reader.position.links, links - self._counted_links)
-        self._counted_links = links
+            # How many Turns a record holds cannot be seen: at least one.
+            add_counts(reader.position.lost, {"unreadable_record": unreadable})
+        add_counts(reader.position.links, links)
         reader.position.recorded += added
         reader.position.last_error = None
         reader.advance(ends[-1])
@@ -231,50 +235,63 @@ class Drain:
     def _prepare_redacted(self, call: CapturedCall) -> PreparedCall:
         return prepare_call(call, self._redactor())
 
-    async def _write(self, batch: Sequence[PreparedCall], *, extras: bool = True) -> int:
-        """One transaction; the number of Turns that were new."""
+    async def _write(self, batch: Sequence[PreparedCall], *, extras: bool = True) -> tuple[int, Counter[str]]:
+        """One transaction; the number of Turns that were new, and how those continue earlier ones."""
+        turns = [turn for prepared in batch for turn in prepared.turns]
+        links: Counter[str] = Counter()
         episodes = {prepared.episode.id: prepared.episode for prepared in batch if prepared.episode is not None}
         async with self._store.transaction() as work:
             # What an earlier try wrote, whose answer was lost, is there and stays.
             await work.episodes.add_many(list(episodes.values()))
-            added = await work.turns.add_many([turn for prepared in batch for turn in prepared.turns])
+            known = await work.turns.existing([turn.id for turn in turns]) if self._link is not None else set()
+            added = await work.turns.add_many(turns)
             for prepared in batch if extras else ():
                 for extra in self._extras:
                     await extra(work, prepared.call, prepared.turns)
-        return added
+                if self._link is not None and not any(turn.id in known for turn in prepared.turns):
+                    link = await self._link(work, prepared.call, prepared.turns)
+                    if link is not None:
+                        links[link] += 1
+        return added, links
 
-    async def _write_singly(self, reader: JournalReader, batch: Sequence[PreparedCall]) -> int:
-        """Each call in a transaction of its own; those that are refused to the end are put aside."""
-        added = 0
+    async def _write_singly(self, reader: JournalReader, batch: Sequence[PreparedCall]) -> tuple[int, Counter[str]]:
+        """As ``_write``, each call in a transaction of its own; those that are refused to the end are put aside."""
+        added, links = 0, Counter[str]()
         for prepared in batch:
             for attempt in range(REJECTIONS):
                 try:
-                    added += await self._write([prepared], extras=attempt + 1 < REJECTIONS)
+                    new, its_links = await self._write([prepared], extras=attempt + 1 < REJECTIONS)
                 except Exception as error:
                     if _is_outage(error) or not await self._store_answers():
                         raise _Away(f"{type(error).__name__}: {error}") from error
                     if attempt + 1 == REJECTIONS:
                         self._put_aside(prepared, error)
                 else:
+                    added += new
+                    links += its_links
                     if attempt + 1 == REJECTIONS and self._extras:
                         prepared.failures["extra"] += 1
                     break
-        return added
+        return added, links
 
     def _put_aside(self, prepared: PreparedCall, error: Exception) -> None:
         call = prepared.call
         log.error("turn_rejected", turn_ids=call.turn_ids, error=f"{type(error).__name__}: {error}")
         prepared.failures["rejected"] += 1
         prepared.lost["rejected"] += max(1, len(call.turn_ids))
-        folder = self._root / REJECTED
-        folder.mkdir(mode=0o700, exist_ok=True)
-        frame = b"".join(frame_parts(set_aside_form(call)))
         name = call.turn_ids[0] if call.turn_ids else call.request_id
-        file = os.open(folder / f"{name}.call", os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(file, frame)
-        finally:
-            os.close(file)
+        self._keep(REJECTED, f"{name}.call", b"".join(frame_parts(set_aside_form(call))))
+
+    def _keep_unreadable(self, name: str, body: memoryview) -> None:
+        self._keep(CORRUPT, f"{name}.record", body)
+
+    def _keep(self, folder_name: str, name: str, data: bytes | memoryview) -> None:
+        """Put something aside beside the journals. Raises OSError."""
+        folder = self._root / folder_name
+        folder.mkdir(mode=0o700, exist_ok=True)
+        file = os.open(folder / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(file, "wb") as kept:
+            kept.write(data)
 
     async def _store_answers(self) -> bool:
         try:

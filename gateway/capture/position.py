@@ -1,11 +1,14 @@
 """How far a journal is drained: written by the Drain after every commit, read by the gateway that appends."""
 
+import contextlib
 import os
 from collections import Counter
 from pathlib import Path
 
 import msgspec
 import structlog
+
+from gateway.capture.journal import SUFFIX
 
 log = structlog.get_logger(__name__)
 
@@ -54,6 +57,17 @@ def write_position(folder: Path, position: Position) -> None:
     finally:
         os.close(file)
     new.replace(folder / _NAME)
+
+
+def journal_ends(root: Path) -> dict[Path, int]:
+    """Every journal in ``root`` that has segments, and the offset behind its last byte at present."""
+    ends: dict[Path, int] = {}
+    for segment in root.glob(f"*/*{SUFFIX}"):
+        # Drained segments are deleted at any time.
+        with contextlib.suppress(FileNotFoundError):
+            end = int(segment.stem) + segment.stat().st_size
+            ends[segment.parent] = max(end, ends.get(segment.parent, 0))
+    return ends
 
 
 def add_counts(counts: dict[str, int], more: Counter[str] | dict[str, int]) -> None:

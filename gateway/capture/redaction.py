@@ -7,12 +7,14 @@ model. Pictures, sound and files cannot be searched and are taken out as a whole
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Protocol
 
 import msgspec
 import structlog
 
+from core.errors import PermissionDenied
 from core.turn import Turn
 from gateway.capture.record import CapturedCall
 
@@ -91,6 +93,31 @@ def load_redactor() -> Redactor | None:
         return None
 
 
+@lru_cache(maxsize=1)
+def required_redactor() -> Redactor:
+    """The redactor for what a client of a redacting tenant says. Raises PermissionDenied where none is installed."""
+    redactor = load_redactor()
+    if redactor is None:
+        raise PermissionDenied(
+            "this tenant's texts are kept only without personal data, which this installation cannot find",
+            hint="send no texts and no metadata, or have the extra 'redaction' installed",
+        )
+    return redactor
+
+
+def redact_metadata(metadata: Mapping[str, str]) -> dict[str, str]:
+    """Labels without personal data, in their names too. Raises PermissionDenied as ``required_redactor``."""
+    if not metadata:
+        return {}
+    redact = required_redactor().redact
+    return {_redact_text(name, redact): _redact_text(text, redact) for name, text in metadata.items()}
+
+
+def is_api_id(value: object) -> bool:
+    """Whether a value looks like an id of the API and not like something that was said."""
+    return isinstance(value, str) and _API_ID.fullmatch(value) is not None
+
+
 def redact_request(call: CapturedCall, redactor: Redactor) -> tuple[CapturedCall, bool]:
     """The call with a redacted body, and whether anything was taken out of it. Raises msgspec.DecodeError."""
     request = msgspec.json.decode(call.request, type=dict[str, Any])
@@ -135,7 +162,7 @@ def _redact(value: Any, redact: Callable[[str], str], *, messages: bool = False)
             return {"type": "text", "text": f"<{kind.upper()}>"}
         return {
             _redact_text(name, redact): item
-            if messages and name in _ID_KEYS and isinstance(item, str) and _API_ID.fullmatch(item)
+            if messages and name in _ID_KEYS and is_api_id(item)
             else _redact(item, redact, messages=messages)
             for name, item in value.items()
         }

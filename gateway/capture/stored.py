@@ -21,6 +21,8 @@ _LONGEST_ID = 256
 _TOKEN_IDS = ("token_ids", "prompt_token_ids")
 _ECHOED_NUMBERS = ("seed", "temperature", "top_p", "presence_penalty", "frequency_penalty")
 _ECHOED_TEXTS = ("tool_choice", "tools", "response_format")
+_UNSAID = frozenset({"id", "object", "created", "model", "choices", "usage", "system_fingerprint", "service_tier"})
+"""All that is kept of a redacted answer: engines add fields that spell the prompt, and its tokens, once more."""
 _Json = dict[str, Any]
 
 
@@ -28,10 +30,11 @@ async def store_completion(work: UnitOfWork, call: CapturedCall, turns: list[Tur
     """Add the StoredCompletion of a chat completion whose request said ``store: true``; once, however often called.
 
     To be called in the transaction that writes ``turns``. A call of another surface, a broken one, and one whose
-    answer cannot be read store nothing: the Turns are not to fail with them.
+    answer cannot be read store nothing: the Turns are not to fail with them. Nor does a repeated request, whose
+    Turns are those of the first: what was said there is another answer's.
     """
     wanted = call.stored and call.surface == call.endpoint == "chat.completions" and call.broken is None
-    if not wanted or not turns:
+    if not wanted or not turns or (call.idempotency_key is not None and not await _is_first(work, call, turns[0])):
         return
     try:
         completion = build_stored_completion(call, turns)
@@ -56,8 +59,10 @@ def build_stored_completion(call: CapturedCall, turns: Sequence[Turn]) -> Stored
         choices = [_redacted_choice(choice, responses) for choice in choices]
     echoed = _ECHOED_NUMBERS if call.redact else _ECHOED_NUMBERS + _ECHOED_TEXTS
     shown = {name: value for name, value in completion.items() if name != "metadata"}
-    if plan.token_ids or call.redact:
+    if plan.token_ids:
         shown = _without_ids(shown)
+    if call.redact:
+        shown = {name: value for name, value in shown.items() if name in _UNSAID}
     return StoredCompletion(
         tenant_id=call.tenant_id,
         id=_checked_id(completion["id"]),
@@ -76,6 +81,14 @@ def build_stored_completion(call: CapturedCall, turns: Sequence[Turn]) -> Stored
         metadata=_kept_metadata(request, call),
         created_at=call.started_at,
     )
+
+
+async def _is_first(work: UnitOfWork, call: CapturedCall, turn: Turn) -> bool:
+    """Whether the Turn in the store is this call's, and not that of an earlier request with its idempotency key."""
+    if not await work.turns.existing([turn.id]):
+        return False
+    kept = await work.turns.get(turn.id)
+    return (kept.request_id, kept.timing.started_at) == (call.request_id, call.started_at)
 
 
 def _from_chunks(chunks: Sequence[_Json], model: str) -> _Json:

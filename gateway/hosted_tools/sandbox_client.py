@@ -2,6 +2,8 @@
 
 import asyncio
 import mimetypes
+import random
+import secrets
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard
@@ -53,6 +55,8 @@ SHELL = ToolDefinition(
 _CONNECT_SECONDS = 5.0
 _ANSWER_SECONDS = 60.0
 """Beyond what the code itself may take: starting a box, waiting for the session's other calls."""
+_QUICK_SECONDS = 3.0
+"""For questions that run nothing."""
 _MOST_ANSWER_BYTES = 8 << 20
 _MOST_TEXT = 50_000
 _MOST_COMMANDS = 32
@@ -67,6 +71,7 @@ _IMAGES = {
     ".webp": "image/webp",
 }
 _MS = 1_000.0
+_MOST_MS = 24 * 3_600_000.0
 _EXPLAINED = {
     "timeout": "The call ran out of time and was stopped.",
     "oom": "The call used too much memory and was stopped.",
@@ -99,24 +104,33 @@ class ToolServices:
             await self._client.close()
             self._client = None
 
-    async def create(self, tenant: str) -> str:
-        """A fresh container's id, on the emptiest service. Raises RateLimited, SandboxError when none answers."""
-        failure: HoneError = SandboxError("no tool service is configured", hint="see gateway.tools_url")
-        for url in await self._by_load():
-            try:
-                made = await self._json("POST", f"{url}/sessions", tenant, body={"tenant": tenant})
-            except (SandboxError, RateLimited) as error:
-                failure = error
-                continue
-            container = Container(str(made["session_id"]), str(made["url"]).rstrip("/"))
-            return seal(container, tenant=tenant, key=self._key)
-        raise failure
+    async def choose(self, tenant: str) -> str:
+        """The id of a container that ``create`` is to make, on the emptiest service. Raises SandboxError.
+
+        Nothing is made yet: most responses that declare a tool never call it.
+        """
+        if not self._urls:
+            raise SandboxError("no tool service is configured", hint="see gateway.tools_url")
+        loads = await asyncio.gather(*(self._load(url) for url in self._urls))
+        # Of several that are as empty not always the same: what was only chosen does not show in the load.
+        answers = [(full, random.random(), url) for full, url in filter(None, loads)]
+        if not answers:
+            raise SandboxError("no tool service answers", hint="see gateway.tools_url and worker.tools_key")
+        url = min(answers)[2]
+        return seal(Container(secrets.token_urlsafe(18), url), tenant=tenant, key=self._key)
+
+    async def create(self, container_id: str, tenant: str) -> None:
+        """Make a chosen container; one that is there stays. Raises NotFound, RateLimited, SandboxError."""
+        container = unseal(container_id, tenant=tenant, key=self._key)
+        body = {"tenant": tenant, "session_id": container.session_id}
+        await self._json("POST", f"{container.url}/sessions", tenant, body=body, seconds=_QUICK_SECONDS)
 
     async def find(self, container_id: str, tenant: str) -> None:
         """Raise NotFound unless this is a live container of the tenant."""
         container = unseal(container_id, tenant=tenant, key=self._key)
         try:
-            await self._json("GET", f"{container.url}/sessions/{quote(container.session_id, safe='')}", tenant)
+            url = f"{container.url}/sessions/{quote(container.session_id, safe='')}"
+            await self._json("GET", url, tenant, seconds=_QUICK_SECONDS)
         except (NotFound, SandboxError) as error:
             log.info("container_not_found", tenant=tenant, error=str(error))
             raise unknown_container() from error
@@ -133,34 +147,38 @@ class ToolServices:
         url = f"{container.url}/sessions/{quote(container.session_id, safe='')}/files/{quote(path)}"
         return await self._bytes("GET", url, tenant, None)
 
-    async def _by_load(self) -> list[str]:
-        if len(self._urls) < 2:
-            return self._urls
-        loads = await asyncio.gather(*(self._load(url) for url in self._urls))
-        return [url for _, url in sorted(zip(loads, self._urls, strict=True), key=lambda pair: pair[0])]
-
-    async def _load(self, url: str) -> float:
-        """Boxes and sessions of a service; the most for one that is away, which is then asked last."""
+    async def _load(self, url: str) -> tuple[float, str] | None:
+        """How full a service is, by boxes and sessions, and its own address; None: it does not answer."""
         try:
-            load = await self._json("GET", f"{url}/load", "")
-            return float(load["boxes"]) + float(load["sessions"]) / _MS
+            load = await self._json("GET", f"{url}/load", "", seconds=_QUICK_SECONDS)
+            full = float(load["boxes"]) + float(load["sessions"]) / _MS
         except (HoneError, KeyError, TypeError, ValueError) as error:
             log.warning("tool_service_away", url=url, error=str(error))
-            return float("inf")
+            return None
+        return full, str(load.get("url") or url).rstrip("/")
 
     async def _json(
-        self, method: str, url: str, tenant: str, *, body: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        url: str,
+        tenant: str,
+        *,
+        body: Mapping[str, Any] | None = None,
+        seconds: float | None = None,
     ) -> dict[str, Any]:
-        data = await self._bytes(method, url, tenant, body)
+        data = await self._bytes(method, url, tenant, body, seconds)
         return _object(data, url)
 
-    async def _bytes(self, method: str, url: str, tenant: str, body: Mapping[str, Any] | None) -> bytes:
+    async def _bytes(
+        self, method: str, url: str, tenant: str, body: Mapping[str, Any] | None, seconds: float | None = None
+    ) -> bytes:
+        """``seconds`` for the whole answer; None: as long as code may run."""
         if self._client is None:
             raise SandboxError("the gateway is not started")
         if not self._key:
             raise SandboxError("there is no key for the tool service", hint="set worker.tools_key")
         try:
-            async with asyncio.timeout(self._wall_seconds + _ANSWER_SECONDS):
+            async with asyncio.timeout(seconds or self._wall_seconds + _ANSWER_SECONDS):
                 async with self._client.request(
                     method, url, json=body, headers={"x-hone-tenant": tenant}, allow_redirects=False
                 ) as answer:
@@ -181,10 +199,14 @@ class ToolServices:
 class SandboxTools:
     """``code_interpreter`` and ``shell`` of one response, in one container."""
 
-    def __init__(self, *, services: ToolServices, tenant: str, container_id: str) -> None:
-        """``container_id`` is empty when no service could make one: every call then says so."""
+    def __init__(self, *, services: ToolServices, tenant: str, container_id: str, made: bool) -> None:
+        """``container_id`` is empty when no service answered: the first call asks again.
+
+        ``made`` is False for a container that was only chosen: the first call makes it.
+        """
         self._services = services
         self._tenant = tenant
+        self._made = made
         self.container_id = container_id
 
     async def code_interpreter(self, arguments: Mapping[str, Any]) -> ToolOutcome:
@@ -207,7 +229,8 @@ class SandboxTools:
             commands = [commands]
         if not _texts(commands):
             return _malformed(f"'commands' must be a list of 1 to {_MOST_COMMANDS} strings.")
-        seconds, longest = _number(arguments.get("timeout_ms")), _number(arguments.get("max_output_length"))
+        seconds = _number(arguments.get("timeout_ms"), _MOST_MS)
+        longest = _number(arguments.get("max_output_length"), _MOST_ANSWER_BYTES)
         started = time.monotonic()
         outcomes: list[CommandOutcome] = []
         told: list[str] = []
@@ -221,7 +244,7 @@ class SandboxTools:
                 failed = _unavailable(error, started)
                 text = "\n".join([*told, failed.text])
                 return ToolOutcome(text, failed.error, commands=tuple(outcomes), seconds=failed.seconds)
-            outcome = _command(done, int(longest) if longest is not None else _MOST_TEXT)
+            outcome = _command(done, _MOST_TEXT if longest is None else int(longest))
             outcomes.append(outcome)
             told.append(_tell({**done, "stdout": outcome.stdout, "stderr": outcome.stderr}))
         text = told[0] if len(told) == 1 else "\n".join(f"$ {c}\n{t}" for c, t in zip(commands, told, strict=True))
@@ -229,7 +252,10 @@ class SandboxTools:
 
     async def _call(self, call: Mapping[str, Any]) -> dict[str, Any]:
         if not self.container_id:
-            self.container_id = await self._services.create(self._tenant)
+            self.container_id = await self._services.choose(self._tenant)
+        if not self._made:
+            await self._services.create(self.container_id, self._tenant)
+            self._made = True
         return await self._services.run(self.container_id, self._tenant, call)
 
     async def _files(self, done: Mapping[str, Any]) -> tuple[ProducedFile, ...]:
@@ -287,8 +313,11 @@ def _texts(commands: object) -> TypeGuard[list[str]]:
     )
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) and value > 0 else None
+def _number(value: object, most: float) -> float | None:
+    """A positive number, at most ``most``; None for anything else. Models write all sorts."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        return None
+    return float(min(value, most))
 
 
 def _command(done: Mapping[str, Any], longest: int) -> CommandOutcome:

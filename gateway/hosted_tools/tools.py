@@ -8,7 +8,7 @@ from typing import Any, Self
 import structlog
 
 from core.config.schema import HoneConfig
-from core.errors import InvalidRequest, SandboxError
+from core.errors import HoneError, InvalidRequest, RateLimited, SandboxError
 from gateway.auth import Caller
 from gateway.hosted_tools.base import ServerListing, ToolDefinition, ToolOutcome, ToolSession
 from gateway.hosted_tools.guarded_http import Resolve, resolve
@@ -51,7 +51,7 @@ class SandboxedTools:
     async def open_session(
         self, caller: Caller, container: str | None, declarations: Sequence[Mapping[str, Any]]
     ) -> ToolSession:
-        """See ``HostedTools``; also raises RateLimited."""
+        """See ``HostedTools``."""
         definitions: dict[str, ToolDefinition] = {}
         servers: list[McpDeclaration] = []
         for number, declaration in enumerate(declarations):
@@ -76,14 +76,14 @@ class SandboxedTools:
     async def _sandbox(self, tenant: str, container: str | None) -> SandboxTools:
         if container is not None:
             await self._services.find(container, tenant)
-            return SandboxTools(services=self._services, tenant=tenant, container_id=container)
+            return SandboxTools(services=self._services, tenant=tenant, container_id=container, made=True)
         try:
-            made = await self._services.create(tenant)
-        except SandboxError as error:
+            chosen = await self._services.choose(tenant)
+        except (SandboxError, RateLimited) as error:
             # The response goes on: the model is told at its first call, when the service is asked once more.
             log.warning("no_container", error=error.message)
-            made = ""
-        return SandboxTools(services=self._services, tenant=tenant, container_id=made)
+            chosen = ""
+        return SandboxTools(services=self._services, tenant=tenant, container_id=chosen, made=False)
 
 
 class _Session:
@@ -121,6 +121,16 @@ class _Session:
         definition = self._definitions.get(name)
         if definition is None:
             return ToolOutcome(text=f"There is no tool '{name[:64]}'.", error="unknown tool")
+        try:
+            return await self._run(definition, arguments)
+        except HoneError:
+            raise
+        except Exception as error:
+            # One call must not end the answer, whatever a model, a service or a server sent.
+            log.exception("hosted_tool_broke", kind=definition.kind, error=type(error).__name__)
+            return ToolOutcome(text="The tool failed.", error=f"the tool failed: {type(error).__name__}")
+
+    async def _run(self, definition: ToolDefinition, arguments: Mapping[str, Any]) -> ToolOutcome:
         if definition.kind == "mcp":
             return await self._servers[definition.server_label or ""].call(definition, arguments)
         assert self._sandbox is not None

@@ -1,6 +1,6 @@
 """Cuts token ids and log-probs out of a whole answer without decoding it: most of its bytes are theirs.
 
-Works on answers of one choice in the order in which vLLM writes them, without spaces; anything else is left to the
+Only for answers of one choice, as vLLM writes them: in this order and without spaces; anything else is left to the
 decoder. Names are searched with their quotes: inside a JSON string a quote is escaped, so nothing that was said can
 be taken for a field.
 """
@@ -13,7 +13,6 @@ _LOGPROBS: Final = b',"logprobs":{'
 _FINISH: Final = b',"finish_reason":'
 _TOKEN_IDS: Final = b'"token_ids":['
 _PROMPT_IDS: Final = b'"prompt_token_ids":['
-_CHOICE: Final = b'{"index":'
 _NULLED_LOGPROBS: Final = b',"logprobs":null'
 _PROMPT_TOKENS: Final = re.compile(rb'"usage":\{"prompt_tokens":(\d+),"total_tokens":\d+,"completion_tokens":(\d+)')
 
@@ -29,7 +28,10 @@ class Cut(NamedTuple):
 
 
 def cut_whole(body: bytes) -> Cut | None:
-    """The answer with log-probs, token ids and prompt ids nulled; None where it has another form than vLLM's."""
+    """The answer with log-probs, token ids and prompt ids nulled; None where it has another form than vLLM's.
+
+    Only for an answer of one choice: with several it would leave what it did not find.
+    """
     message = body.find(_MESSAGE)
     logprobs = body.find(_LOGPROBS, message)
     finish = body.find(_FINISH, logprobs)
@@ -40,7 +42,7 @@ def cut_whole(body: bytes) -> Cut | None:
     if not 0 < message < logprobs < finish < ids < ids_end < prompt < prompt_end:
         return None
     usage = _PROMPT_TOKENS.search(body, ids_end)
-    if usage is None or body.find(_CHOICE, ids_end, usage.start()) != -1:
+    if usage is None:
         return None
     parts = (
         body[:logprobs],

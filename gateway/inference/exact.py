@@ -152,7 +152,7 @@ class ExactTurns:
             async with await self._upstream.send(b"POST", url + _RENDER_PATH, body) as response:
                 data = await response.read()
                 if response.status != _OK:
-                    log.debug("render_refused", status=response.status, body=data[:300])
+                    log.debug("render_refused", status=response.status)
                     raise Misfit(FallbackCause.ENGINE_REFUSED)
             rendering = _decode_rendering(data)
         except (Unreachable, EngineError, msgspec.DecodeError) as error:

@@ -91,7 +91,7 @@ class EngineExchange:
         """Something of the answer has reached this side, so there is a Turn."""
         self.events_seen = 0
         self._failure: HoneError | None = None
-        self._rewriter = AnswerRewriter(target)
+        self._rewriter = AnswerRewriter(target, single=request.choices == 1)
         self._sent: list[bytes] | None = None if call.idempotency_key is None else []
 
     @property

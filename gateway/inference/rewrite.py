@@ -54,13 +54,15 @@ class AnswerRewriter:
     cannot be a part of what was said. An engine that writes spaces gets its answers decoded and written anew.
     """
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: Target, *, single: bool = False) -> None:
+        """``single``: the answer has one choice, as was asked for."""
         plan = target.plan
         self._target = target
         self._token_ids = plan.token_ids
         self._logprobs = plan.logprobs
         self._hides_usage = plan.usage
         self._content = plan.token_ids or plan.logprobs
+        self._cuts = single and plan.token_ids and plan.logprobs
         self.usage: TokenUsage | None = None
         """Of the whole answer, once it has been seen."""
         self.messages: dict[int, Raw] = {}
@@ -72,7 +74,7 @@ class AnswerRewriter:
         if not self._content:
             self.usage = _decode_usage(body).usage
             return self._renamed(body)
-        cut = cut_whole(body) if self._token_ids and self._logprobs and target.engine_field in body else None
+        cut = cut_whole(body) if self._cuts and target.engine_field in body else None
         if cut is not None:
             self.usage = TokenUsage(cut.prompt_tokens, cut.completion_tokens)
             self.messages[0] = Raw(cut.message)

@@ -249,6 +249,7 @@ class LeasedLimits:
             line = self._lines.get(counter)
             if line is None:
                 line = self._lines[counter] = Line(counter=counter, unit=unit, owner=owner, limit=limit)
+                line.touched = self._clock()
             line.set_limit(limit)
             lines.append(line)
         return lines
@@ -285,7 +286,11 @@ class LeasedLimits:
                 log.exception("limits_tick_failed", error=repr(error))
 
     def _forget_idle(self, now: float) -> None:
+        # What is being leased just now hangs on a line that shows nothing yet.
+        leasing = tuple(f"{{{tenant_id}}}:" for tenant_id, lock in self._locks.items() if lock.locked())
         for counter, line in list(self._lines.items()):
+            if counter.startswith(leasing):
+                continue
             if line.idle and now - line.touched > _IDLE_SECONDS:
                 del self._lines[counter]
         # A plan must not hold a line that is not told any more.

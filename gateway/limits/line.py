@@ -83,7 +83,7 @@ class Line:
         self.last_need = 0
         """What the last Ask needed."""
         self.touched = 0.0
-        """When a hold was last used, or a window last leased."""
+        """When a hold was last used, or a lease last asked for or granted."""
         self.used_up = 0
         """A hold's use that the counters do not know yet."""
         self.available = 0
@@ -171,11 +171,12 @@ class Line:
         """How long a refusal of no greater need still stands; 0: ask again."""
         return max(0.0, self._refused_until - now) if need >= self._refused_need else 0.0
 
-    def ask(self, need: int, floor: int) -> Ask:
+    def ask(self, need: int, floor: int, now: float) -> Ask:
         """What to ask the counters for; a window's old lease goes back with it."""
         missing, back = (need, self.available) if self.is_window else (need - self.available, 0)
         self._block = min(max(1, self.limit // _BLOCK_SHARE), max(1, self._block * 2, need))
         self.last_need = missing
+        self.touched = now
         ask = Ask(self.counter, self.kind, self.limit, missing, missing + self._block, back, self.bucket, floor)
         if self.is_window:
             self.available = 0

@@ -58,7 +58,8 @@ class Sharing:
 
     async def reserve(self, wants: Sequence[tuple[Line, int, int]]) -> Reservation:
         """Ask for (line, need, floor) in one step."""
-        asks = [line.ask(need, floor) for line, need, floor in wants]
+        now = self._clock()
+        asks = [line.ask(need, floor, now) for line, need, floor in wants]
         if self._apart > 1:
             asks = [
                 ask._replace(limit=_part(line, self._apart)) for (line, _, _), ask in zip(wants, asks, strict=True)

@@ -3,6 +3,7 @@
 Source: OpenAI API reference, chat completions (list, retrieve, update, delete, messages).
 """
 
+import asyncio
 import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
@@ -15,6 +16,7 @@ from core.errors import HoneError, InvalidRequest, NotFound, StoreError
 from core.message import Message
 from core.stored_completion import StoredCompletion, check_metadata
 from gateway.callers import ID_PATTERN, LONGEST_ID, InferenceCaller, PathId
+from gateway.capture.redaction import redact_metadata
 from gateway.dependencies import BEARER, FIND_ERRORS, READ_ERRORS, GatewayParts
 from gateway.state import Gateway
 from store.unit_of_work import UnitOfWork
@@ -142,6 +144,8 @@ async def update_completion(
 ) -> dict[str, Any]:
     """Replace the metadata; nothing else of a completion changes."""
     metadata = check_metadata(body.metadata)
+    if caller.tenant.redact:
+        metadata = await asyncio.to_thread(redact_metadata, metadata)
     async with gateway.store.transaction() as work:
         found = await _find(work, caller.tenant.id, completion_id, lock=True)
         changed = found.model_copy(update={"metadata": metadata})

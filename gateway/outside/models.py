@@ -109,7 +109,9 @@ class OutsideModels:
     def _translated(self, error: Exception, model: str, provider: OutsideProvider) -> Exception:
         secrets = [provider.api_key.get_secret_value(), *(v.get_secret_value() for v in provider.headers.values())]
         found = outside_error(error, model, secrets)
-        log.warning("outside_request_failed", model=model, error=str(found), cause=type(error).__name__)
+        # What the provider says may quote the conversation.
+        status = getattr(error, "status_code", None)
+        log.warning("outside_request_failed", model=model, error=type(error).__name__, status=status)
         return found
 
     def _in_background(self, closing: Coroutine[Any, Any, None]) -> None:

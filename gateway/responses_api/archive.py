@@ -1,26 +1,42 @@
 """Stored responses: what a request continues, what it refers to, and what the API gives back later."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import structlog
 
 from core.errors import InvalidRequest, NotFound, StoreError
 from core.stored_response import StoredResponse
-from gateway.capture.redaction import Redactor, redact_message
+from gateway.capture.redaction import Redactor, is_api_id, redact_message
 from gateway.metrics import GatewayMetrics
 from gateway.responses_api.request import Item
 from gateway.responses_api.writer import item_id, response_of_item
+from gateway.subjects import LATELY_SECONDS
 from store.store import Store
+from store.unit_of_work import UnitOfWork
 
 log = structlog.get_logger(__name__)
 
 _SAVE_SECONDS = 5.0
 """Longest time that an answer waits for its being stored."""
+_FLUSH_SECONDS = 5.0
+"""How long a deletion waits for Turns that are on their way into the store."""
 _TEXT_PARTS = {"assistant": "output_text"}
 _NAMES = ("id", "call_id", "approval_request_id", "container_id", "type", "status")
-"""Fields of an item that nobody said."""
+"""Fields of an item that nobody said, as long as they look like it."""
+_UNSAID = frozenset(
+    {
+        "id", "object", "created_at", "completed_at", "status", "background", "incomplete_details",
+        "max_output_tokens", "max_tool_calls", "model", "parallel_tool_calls", "previous_response_id", "store",
+        "temperature", "top_logprobs", "top_p", "truncation", "usage",
+    }
+)  # fmt: skip
+"""Fields of a response that hold only numbers, words of the API, and ids that were found to exist."""
+
+Flush = Callable[[float], Awaitable[bool]]
+"""Waits, at most so many seconds, until the Turns recorded so far are in the store; False: they are not."""
 
 
 class PreviousResponseNotFound(InvalidRequest):
@@ -33,10 +49,16 @@ class Archive:
     """Stored responses of all tenants; every call names the one that asks."""
 
     def __init__(
-        self, *, store: Store, metrics: GatewayMetrics, redactor: Callable[[], Redactor | None] = lambda: None
+        self,
+        *,
+        store: Store,
+        metrics: GatewayMetrics,
+        flush: Flush,
+        redactor: Callable[[], Redactor | None] = lambda: None,
     ) -> None:
         self._store = store
         self._metrics = metrics
+        self._flush = flush
         self._redactor = redactor
 
     async def chain(self, tenant_id: str, response_id: str | None) -> list[StoredResponse]:
@@ -105,10 +127,20 @@ class Archive:
             return await work.stored_responses.get(tenant_id, response_id)
 
     async def delete(self, tenant_id: str, response_id: str) -> None:
-        """Forget a response, and erase what was said from its Turns unless they may train. Raises NotFound."""
+        """Forget a response, and erase what was said from its Turns unless they may train.
+
+        Raises NotFound, and StoreError as long as Turns of it may still come: nothing could delete those later.
+        """
+        async with self._store.reading() as work:
+            behind = bool(await _awaited(work, await work.stored_responses.get(tenant_id, response_id)))
+        if behind and not await self._flush(_FLUSH_SECONDS):
+            raise _not_durable(response_id)
         orphans = []
         async with self._store.transaction() as work:
             stored = await work.stored_responses.get(tenant_id, response_id)
+            # Another gateway's Turns are waited for, those that were lost are not for ever.
+            if await _awaited(work, stored) and time.time() - stored.created_at < LATELY_SECONDS:
+                raise _not_durable(response_id)
             await work.stored_responses.delete(tenant_id, response_id)
             for turn_id in sorted(await work.turns.existing(stored.turn_ids)):
                 turn = await work.turns.get(turn_id)
@@ -148,12 +180,13 @@ def listed_items(items: Sequence[Item], response_id: str) -> list[Item]:
 
 
 def redacted(stored: StoredResponse, redactor: Redactor) -> StoredResponse:
-    """A response without personal data in what was said; ids stay."""
-    response = stored.response | {
-        "output": [_redacted_item(item, redactor) for item in stored.response.get("output") or ()],
-        "instructions": redact_message(stored.response.get("instructions"), redactor),
-        "metadata": redact_message(stored.response.get("metadata"), redactor),
+    """A response without personal data in what was said; ids, numbers and words of the API stay."""
+    response = {
+        name: value if name in _UNSAID else redact_message(value, redactor)
+        for name, value in stored.response.items()
+        if name != "output"
     }
+    response["output"] = [_redacted_item(item, redactor) for item in stored.response.get("output") or ()]
     return stored.model_copy(
         update={
             "response": response,
@@ -184,7 +217,18 @@ def listed_servers(chain: Sequence[StoredResponse], items: Sequence[Item]) -> fr
 
 
 def _redacted_item(item: Item, redactor: Redactor) -> Item:
-    return dict(redact_message(item, redactor)) | {name: item[name] for name in _NAMES if name in item}
+    return dict(redact_message(item, redactor)) | {name: item[name] for name in _NAMES if is_api_id(item.get(name))}
+
+
+async def _awaited(work: UnitOfWork, stored: StoredResponse) -> set[str]:
+    """Turns of a response that are not in the store."""
+    return set(stored.turn_ids) - await work.turns.existing(stored.turn_ids)
+
+
+def _not_durable(response_id: str) -> StoreError:
+    return StoreError(
+        f"Turns of the response '{response_id}' are not durable yet", hint="delete it again in a few seconds"
+    )
 
 
 def _item_of(stored: StoredResponse, identifier: str) -> Item | None:

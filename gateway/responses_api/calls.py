@@ -1,9 +1,9 @@
 """Tool calls of the model as output items, from the first piece of their arguments to their result."""
 
 import base64
-import json
 from typing import Any
 
+import msgspec
 from pydantic import TypeAdapter
 
 from gateway.hosted_tools.base import CommandOutcome, ToolDefinition, ToolOutcome
@@ -11,6 +11,7 @@ from gateway.responses_api.tools import LOCAL_SHELL
 from gateway.responses_api.writer import ResponseWriter
 
 _ARGUMENTS = TypeAdapter(dict[str, Any])
+_decode_arguments = msgspec.json.Decoder(dict[str, Any]).decode
 _LONGEST_PARTIAL = 32_768
 """Beyond this many characters of arguments, code is shown whole at its end and not piece by piece."""
 
@@ -51,12 +52,11 @@ class OpenCall:
 
     @property
     def parsed(self) -> dict[str, Any] | None:
-        """The arguments; None: not a JSON object."""
+        """The arguments; None: not a JSON object, or one with what JSON cannot say again (half a surrogate pair)."""
         try:
-            value = json.loads(self.arguments or "{}")
-        except (ValueError, RecursionError):
+            return _decode_arguments(self.arguments or "{}")
+        except (msgspec.DecodeError, ValueError, RecursionError):
             return None
-        return value if isinstance(value, dict) else None
 
     def _grown(self, delta: str) -> None:
         """React to a piece of the arguments."""

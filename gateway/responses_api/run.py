@@ -35,6 +35,7 @@ Sink = Callable[[bytes], Awaitable[None]]
 """Takes events that are ready to send; waits while the client reads slowly."""
 OpenSession = Callable[[Declared], Awaitable[ToolSession]]
 
+_REPLAYED: RawHeader = (b"x-hone-replayed", b"true")
 _REFUSED_TEXT = "The user did not allow this call."
 _LIMIT_TEXT = "Not run: the limit of tool calls for this answer is reached. Answer without tools."
 _TIME_TEXT = "Not run: the time for this answer is over. Answer without tools."
@@ -93,6 +94,8 @@ class ResponseRun:
         self._tool_calls = 0
         self._deadline = time.monotonic() + plan.bounds.seconds
         self._call = plan.call
+        self._calls: list[Call] = []
+        self._replayed = False
         self.started = asyncio.Event()
         self.headers: list[RawHeader] = []
         """Of the first model call, or (without a sink) of the last one."""
@@ -114,6 +117,12 @@ class ResponseRun:
     def episode_id(self) -> str | None:
         """The Episode, known from the first model call on."""
         return self._call.episode_id
+
+    @property
+    def consent(self) -> bool:
+        """Whether all that was said may train: an Episode can withdraw for a model call what the request grants."""
+        # What the first answer of a repeated call was recorded with is not known here.
+        return not self._replayed and all(call.consent for call in (self._plan.call, *self._calls))
 
     async def run(self) -> None:
         """Answer, up to but without the last event, which ``finish`` writes."""
@@ -171,6 +180,7 @@ class ResponseRun:
             exchange = await self._enter(stack)
             await self._begin(exchange.headers)
             self.turn_ids += exchange.turn_ids
+            self._replayed = self._replayed or _REPLAYED in exchange.headers
             self._call = replace(self._call, episode_id=exchange.episode_id)
             reader = TurnReader(self._writer, self._make_call)
             try:
@@ -204,14 +214,18 @@ class ResponseRun:
             choice = "none" if self._limit_text() is not None or choice == "none" else "auto"
         while True:
             body = chat_body(request, self._messages, tools, choice, self._tokens_left())
+            call = self._numbered()
             try:
                 inference_request = parse_request("chat.completions", body)
-                return await stack.enter_async_context(self._inference.exchange(self._numbered(), inference_request))
+                exchange = await stack.enter_async_context(self._inference.exchange(call, inference_request))
             except InvalidRequest as error:
                 fewer = shortened(self._messages) if request.truncation == "auto" and _too_long(error) else None
                 if fewer is None:
                     raise
                 self._messages = fewer
+            else:
+                self._calls.append(call)
+                return exchange
 
     def _numbered(self) -> Call:
         """The call, with an idempotency key of its own for each model call of the response."""

@@ -173,7 +173,12 @@ def responses_service(gateway: Gateway) -> ResponsesService:
     config = gateway.config.gateway
     return ResponsesService(
         inference=gateway.inference,
-        archive=Archive(store=gateway.store, metrics=gateway.metrics, redactor=lru_cache(maxsize=1)(load_redactor)),
+        archive=Archive(
+            store=gateway.store,
+            metrics=gateway.metrics,
+            flush=gateway.recorder.flush,
+            redactor=lru_cache(maxsize=1)(load_redactor),
+        ),
         hosted=gateway.hosted_tools,
         bounds=Bounds(tool_calls=config.hosted_tool_calls, seconds=config.hosted_tool_seconds),
     )
@@ -191,6 +196,6 @@ def _stored(answering: Answering, items: Sequence[Item]) -> StoredResponse:
         response=dict(answering.writer.response),
         input_items=tuple(listed_items(items, answering.writer.id)),
         messages=run.added,
-        consent=call.may_train and call.caller.training_granted,
+        consent=run.consent,
         turn_ids=tuple(run.turn_ids),
     )

@@ -42,11 +42,11 @@ def create_tool_app(sessions: ToolSessions, *, key: str, url: str, idle_seconds:
 
     @app.get("/load")
     async def load() -> Load:
-        return sessions.load
+        return sessions.load.model_copy(update={"url": url})
 
     @app.post("/sessions")
     async def create(body: CreateSession) -> SessionCreated:
-        session = sessions.create(body.tenant)
+        session = sessions.create(body.tenant, body.session_id)
         return SessionCreated(session_id=session.id, url=url, idle_seconds=idle_seconds)
 
     @app.get("/sessions/{session_id}")

@@ -32,6 +32,7 @@ _GRACE_SECONDS = 5.0
 _FILE_SECONDS = 30.0
 _MOST_RECORDS = 10_000
 """Sessions that hold no box yet are only records."""
+_MOST_RECORDS_PER_TENANT = 1_000
 _REAPS_PER_IDLE = 20
 
 
@@ -106,11 +107,21 @@ class ToolSessions:
         boxes = self._boxes()
         return Load(sessions=len(self._sessions), boxes=boxes, free=max(0, self._worker.tools_sessions - boxes))
 
-    def create(self, tenant: str) -> Session:
-        """A new session, without a box yet. Raises RateLimited."""
+    def create(self, tenant: str, session_id: str | None = None) -> Session:
+        """A new session, without a box yet; the one with this id where the tenant has it.
+
+        Raises RateLimited, and NotFound for another tenant's id.
+        """
+        if session_id in self._sessions:
+            return self.get(tenant, session_id)
+        if sum(item.tenant == tenant for item in self._sessions.values()) >= _MOST_RECORDS_PER_TENANT:
+            raise RateLimited(
+                f"this tenant already has {_MOST_RECORDS_PER_TENANT} tool sessions",
+                hint=f"use an open one again, or wait {self._worker.tools_idle_seconds:g} s for one to be removed",
+            )
         if len(self._sessions) >= _MOST_RECORDS:
             raise RateLimited("too many tool sessions are open", hint="try again in a minute")
-        session = Session(secrets.token_urlsafe(18), tenant, self._clock())
+        session = Session(session_id or secrets.token_urlsafe(18), tenant, self._clock())
         self._sessions[session.id] = session
         return session
 

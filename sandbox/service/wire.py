@@ -20,6 +20,8 @@ class CreateSession(Noun):
     """``POST /sessions``."""
 
     tenant: str = Field(min_length=1, max_length=200)
+    session_id: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_-]{16,64}$")
+    """An id that the gateway has drawn and perhaps told already; one that exists stays as it is. None: a new one."""
 
 
 class SessionCreated(Noun):
@@ -76,3 +78,5 @@ class Load(Noun):
     boxes: int
     free: int
     """Boxes that may still be started."""
+    url: str = ""
+    """Address of the very worker that says this."""

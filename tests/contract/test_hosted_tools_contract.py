@@ -73,6 +73,8 @@ async def test_a_container_is_used_again(case: Case) -> None:
     async with await case.tools.open_session(CALLER, None, [CODE]) as session:
         container = session.container_id
         assert session.listings in ((), [])
+        assert (await session.run("code_interpreter", {"code": "1"})).error is None
+        assert session.container_id == container
     async with await case.tools.open_session(CALLER, container, [CODE]) as session:
         assert session.container_id == container
 

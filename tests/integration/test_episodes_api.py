@@ -4,6 +4,7 @@ import asyncio
 
 import pytest
 
+from core.access import Scope, Tenant
 from core.episode import EpisodeStatus, StopReason
 from core.policy import PolicySpan
 from learner.intake import Attempt, refusal
@@ -226,3 +227,18 @@ async def test_lists_page_newest_first(api: ClientApi):
     assert seen == opened[::-1]
     _, page = await api.call("GET", "/v1/episodes?model=base&status=running")
     assert [one["id"] for one in page["data"]] == [opened[2]]
+
+
+async def test_labels_are_redacted_where_the_tenant_asks(api: ClientApi):
+    """Metadata given at opening and at closing is kept without personal data; closing twice is the same statement."""
+    async with api.store.transaction() as work:
+        await work.tenants.add(Tenant(id="ten_r", name="R", redact=True))
+    await api.add_key("careful", {Scope.INFERENCE, Scope.FEEDBACK}, tenant="ten_r")
+    status, opened = await open_one(api, "careful", metadata={"who": "jane@example.com", "jane@example.com": "x"})
+    assert (status, opened["metadata"]) == (201, {"who": "<EMAIL_ADDRESS>", "<EMAIL_ADDRESS>": "x"})
+    for _ in range(2):
+        said = {"reward": 1.0, "metadata": {"by": "jane@example.com"}}
+        status, closed = await api.call("POST", f"/v1/episodes/{opened['id']}/close", said, "careful")
+        assert (status, closed["metadata"]) == (200, opened["metadata"] | {"by": "<EMAIL_ADDRESS>"})
+    async with api.store.reading() as work:
+        assert "jane" not in (await work.episodes.get(opened["id"])).model_dump_json()

@@ -14,6 +14,7 @@ from starlette.responses import RedirectResponse, Response
 
 from core.config.schema import HoneConfig
 from core.errors import InvalidRequest, NotFound, PermissionDenied, SandboxError
+from gateway.hosted_tools import sandbox_client
 from gateway.hosted_tools.base import ToolOutcome
 from gateway.hosted_tools.tools import SandboxedTools
 from tests.tool_service_harness import KEY, RunningService, caller, free_port, running_app, running_service
@@ -131,6 +132,64 @@ async def test_full_services_are_told(make_config: Make) -> None:
         refused = await second.run("code_interpreter", {"code": "1"})
     assert refused.error is not None and "containers" in refused.error
     assert refused.text.startswith("The tool is unavailable; nothing is wrong with the call itself.")
+
+
+async def test_a_container_is_made_by_the_first_call(tools: SandboxedTools, service: RunningService) -> None:
+    """A response that only declares a tool leaves nothing with the service; its id is good from the first call on."""
+    async with await tools.open_session(ALICE, None, [CODE, SHELL]) as session:
+        container = session.container_id
+        assert service.sessions.load.sessions == 0
+        await asyncio.gather(*(session.run("code_interpreter", {"code": "1"}) for _ in range(3)))
+        assert (service.sessions.load.sessions, session.container_id) == (1, container)
+
+
+async def test_too_many_sessions_of_a_tenant_are_told(tools: SandboxedTools, service: RunningService) -> None:
+    """The session too many is an outcome with an error that says what to do; another tenant gets one."""
+    for _ in range(1_000):
+        service.sessions.create("ten_alice")
+    for who, error in ((ALICE, "tool sessions"), (BOB, "")):
+        async with await tools.open_session(who, None, [CODE]) as session:
+            outcome = await session.run("code_interpreter", {"code": "1"})
+            assert error in (outcome.error or "") and bool(outcome.error) == bool(error)
+
+
+async def test_a_hung_service_holds_nobody_up(
+    make_config: Make, service: RunningService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that does not answer counts as the busiest; alone, it is told like one that is away."""
+    monkeypatch.setattr(sandbox_client, "_QUICK_SECONDS", 0.2)
+
+    async def hang(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            await asyncio.sleep(20)
+
+    async with running_app(hang) as port:
+        for urls, error in ((f"http://127.0.0.1:{port},{service.url}", False), (f"http://127.0.0.1:{port}", True)):
+            config = make_config({"gateway.tools_url": urls, "worker.tools_key": KEY})
+            async with started(config) as tools, await tools.open_session(ALICE, None, [CODE]) as session:
+                outcome = await session.run("code_interpreter", {"code": "1"})
+                assert bool(outcome.error) == error
+
+
+@pytest.mark.parametrize("number", [float("inf"), float("nan"), 10**400, -1, "1"])
+async def test_numbers_of_all_sorts(tools: SandboxedTools, number: Any) -> None:
+    """Whatever number a model writes, the command runs, within the sandbox's own limits."""
+    arguments = {"commands": ["echo hi"], "timeout_ms": number, "max_output_length": number}
+    async with await tools.open_session(ALICE, None, [SHELL]) as session:
+        (command,) = (await session.run("shell", arguments)).commands
+    assert (command.stdout.strip(), command.exit_code) == ("hi", 0)
+
+
+async def test_what_nobody_foresaw_is_an_outcome(tools: SandboxedTools, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error of any kind within a tool ends its call with a failure, and not the answer."""
+
+    async def broken(*_: object, **__: object) -> None:
+        raise KeyError("secret")
+
+    async with await tools.open_session(ALICE, None, [CODE]) as session:
+        monkeypatch.setattr(sandbox_client.SandboxTools, "code_interpreter", broken)
+        outcome = await session.run("code_interpreter", {"code": "1"})
+    assert outcome.error == "the tool failed: KeyError" and "secret" not in outcome.text
 
 
 async def test_a_service_that_is_away_is_told(make_config: Make) -> None:

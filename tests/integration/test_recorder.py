@@ -7,10 +7,13 @@ import pytest
 from prometheus_client import CollectorRegistry
 from sqlalchemy import make_url
 
+from core.errors import StoreError
+from gateway.capture import drain as drain_module
 from gateway.capture.drain import Drain
 from gateway.capture.frames import frame_parts
 from gateway.capture.journal import Journal, journal_root
-from gateway.capture.position import Position, write_position
+from gateway.capture.position import Position, read_position, write_position
+from gateway.capture.reader import JournalReader
 from gateway.metrics import GatewayMetrics
 from gateway.recorder import Recorder
 from store.migrate import upgrade
@@ -125,13 +128,53 @@ async def test_reading_a_journal_again_adds_nothing(make_drain, config, store):
 
 
 async def test_a_record_that_nobody_can_read_holds_up_no_other(make_drain, config, store):
-    """A frame whose content is of an unknown form is counted and passed over."""
+    """A frame whose content is of an unknown form is put aside, counted as lost, and passed over."""
     strange = [*frame_parts(captured_call(1, variant=7)), *frame_parts(captured_call(2))]  # type: ignore[arg-type]
-    left_behind(config, 0, then=b"".join(strange))
+    journal = left_behind(config, 0, then=b"".join(strange))
+    reader = JournalReader(journal.folder)
     drain = make_drain()
-    await drain.start()
-    await drain.stop()
+    await asyncio.to_thread(journal_root(config).mkdir, exist_ok=True)
+    chunk = reader.read(10)
+    await drain._move(reader, chunk.bodies, chunk.ends)
     assert await stored(store, 0, 1, 2) == [1, 0, 1]
+    assert read_position(journal.folder).lost == {"unreadable_record": 1}
+    (aside,) = (journal_root(config) / "corrupt").iterdir()
+    assert aside.read_bytes() == strange[1]
+
+
+async def test_a_link_is_counted_once_and_only_when_its_turn_is_stored(make_drain, config):
+    """A transaction that fails, and a record that is read again, count nothing."""
+    asked = []
+
+    async def link(work, call, turns):
+        asked.append(call.turn_ids[0])
+        if len(asked) == 2:
+            raise StoreError("the connection was lost")
+        return "continues"
+
+    journal = left_behind(config, 0, 1)
+    reader, drain = JournalReader(journal.folder), make_drain(link=link)
+    chunk = reader.read(10)
+    with pytest.raises(drain_module._Away):
+        await drain._move(reader, chunk.bodies, chunk.ends)
+    assert read_position(journal.folder).links == {}
+    for _ in range(2):
+        await drain._move(reader, chunk.bodies, chunk.ends)
+    assert read_position(journal.folder).links == {"continues": 2}
+    assert len(asked) == 4
+
+
+async def test_flush_all_waits_for_the_journals_of_others(make_recorder, config, store):
+    """What another worker has recorded is in the store too; a writer that is away is told in time."""
+    first = await make_recorder()
+    other = left_behind(config, *range(300))
+    assert await first.flush_all(20.0)
+    assert await stored(store, *range(300)) == [1] * 300
+    assert not other.folder.exists() or read_position(other.folder).offset == other.offset
+    await first._drain.stop()
+    left_behind(config, 300)
+    assert await first.flush(5.0)
+    assert not await first.flush_all(0.1)
 
 
 async def test_extras_are_written_in_the_transaction_of_the_turns(make_drain, config, store):

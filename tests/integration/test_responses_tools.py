@@ -207,3 +207,16 @@ async def test_malformed_arguments_are_told_to_the_model(api: Api):
     assert not api.hosted.ran
     assert "JSON" in api.inference.bodies[1]["messages"][-1]["content"]
     assert response.output[0].status == "failed"
+
+
+@pytest.mark.parametrize("arguments", ['{"code": "\\ud800"}', '{"code": 1e999}', '{"code": Infinity}', "[1]"])
+async def test_arguments_that_json_cannot_say_again_are_a_failed_call(api: Api, arguments: str):
+    """The model is told, nothing runs, and the response ends well, streamed or whole."""
+    for _ in range(2):
+        api.say(Said(calls=[("code_interpreter", arguments)]), Said(text="Sorry."))
+    events = await api.events(input="x", tools=[CODE_TOOL])
+    whole = await api.client.responses.create(model="coder", input="x", tools=[CODE_TOOL])
+    assert not api.hosted.ran
+    assert [item["status"] for item in events[-1]["response"]["output"]] == ["failed", "completed"]
+    assert whole.output_text == "Sorry."
+    assert api.inference.bodies[1]["messages"][-1]["content"] == "error: the arguments are not a JSON object"

@@ -3,7 +3,9 @@
 import openai
 import pytest
 
+from core.access import Scope, Tenant
 from core.errors import NotFound
+from core.turn import Timing
 from tests.client_api_harness import POLICY, ClientApi, captured, running_client_api, turns_of
 
 
@@ -177,3 +179,26 @@ async def test_odd_ids_and_filters_are_the_callers_fault(api: ClientApi):
     assert (status, body["error"]["param"]) == (400, "metadata")
     status, _ = await api.call("GET", "/v1/chat/completions?limit=0")
     assert status == 400
+
+
+async def test_a_repeated_request_stores_no_second_completion(api: ClientApi):
+    """A later answer under an idempotency key has the first one's Turns, which say something else: it is not kept."""
+    for number, request_id in ((1, "req_first"), (2, "req_again")):
+        call = captured(number, turn_ids=["turn_x"], idempotency_key="k", request_id=request_id)
+        timing = Timing(started_at=call.started_at, total_seconds=call.total_seconds)
+        turns = turns_of(call, request_id=request_id, timing=timing, idempotency_key="k")
+        for _ in range(2):
+            await api.keep(call, turns)
+    assert [one.id async for one in api.client().chat.completions.list()] == ["chatcmpl-0001"]
+
+
+async def test_labels_are_redacted_where_the_tenant_asks(api: ClientApi):
+    """Metadata that is given later is kept without personal data."""
+    async with api.store.transaction() as work:
+        await work.tenants.add(Tenant(id="ten_r", name="R", redact=True))
+    await api.add_key("careful", {Scope.INFERENCE}, tenant="ten_r")
+    await keep(api, 1, tenant_id="ten_r", redact=True)
+    completions = api.client("careful").chat.completions
+    changed = await completions.update("chatcmpl-0001", metadata={"who": "jane@example.com"})
+    assert changed.metadata == {"who": "<EMAIL_ADDRESS>"}
+    assert (await completions.retrieve("chatcmpl-0001")).metadata == changed.metadata

@@ -8,7 +8,7 @@ import aiohttp
 import pytest
 
 from core.config.schema import HoneConfig
-from core.errors import InvalidRequest, SandboxError
+from core.errors import InvalidRequest, NotFound, RateLimited, SandboxError
 from sandbox.service.sessions import Session
 from sandbox.service.wire import RunCall, RunDone
 from tests.tool_service_harness import KEY, RunningService, running_service
@@ -203,7 +203,7 @@ async def test_boxes_are_limited_per_tenant_and_in_total(service: RunningService
     refused = await third.create()
     status, body = await third.ask("POST", f"/sessions/{refused}/run", **call)
     assert status == 429 and "worker.tools_sessions" in body["error"]["message"]
-    assert (await third.ask("GET", "/load"))[1] == {"sessions": 5, "boxes": 3, "free": 0}
+    assert (await third.ask("GET", "/load"))[1] == {"sessions": 5, "boxes": 3, "free": 0, "url": service.url}
     assert (await first.ask("DELETE", f"/sessions/{sessions[0]}"))[0] == 204
     assert (await third.shell(refused, "echo in"))["stdout"] == "in\n"
 
@@ -299,3 +299,25 @@ async def test_nothing_is_left_after_the_service_stops(make_config: Callable[...
     (ended,) = await asyncio.gather(slow, return_exceptions=True)
     assert isinstance(ended, SandboxError) or (isinstance(ended, RunDone) and ended.outcome == "killed")
     assert service.sessions.load.boxes == 0
+
+
+async def test_records_are_limited_per_tenant(service: RunningService) -> None:
+    """A tenant that has too many sessions is refused a further one; nobody else is."""
+    for _ in range(1_000):
+        service.sessions.create("a")
+    with pytest.raises(RateLimited, match="this tenant"):
+        service.sessions.create("a")
+    assert service.sessions.create("b").tenant == "b"
+
+
+async def test_a_session_can_have_an_id_that_was_told_before(service: RunningService) -> None:
+    """Creating it again changes nothing; it stays its tenant's; an id of another form is refused."""
+    body = {"tenant": "a", "session_id": "s" * 24}
+    for _ in range(2):
+        status, made = await Client(service, "a").ask("POST", "/sessions", json=body)
+        assert (status, made["session_id"]) == (200, "s" * 24)
+    assert service.sessions.load.sessions == 1
+    with pytest.raises(NotFound):
+        service.sessions.create("b", "s" * 24)
+    status, _ = await Client(service, "a").ask("POST", "/sessions", json=body | {"session_id": "../x"})
+    assert status == 422

@@ -38,11 +38,12 @@ def answer(text, calls, ids, prompt):
     }
 
 
-def rewriter():
+def rewriter(*, single=True):
     plan = CapturePlan(token_ids=True, logprobs=True, usage=False)
     names = {"engine_model": "engine-name", "public_model": "coder@1"}
     return AnswerRewriter(
-        Target(policy="coder", version=1, variant="standard", deployment_id="dep", plan=plan, send=None, **names)
+        Target(policy="coder", version=1, variant="standard", deployment_id="dep", plan=plan, send=None, **names),
+        single=single,
     )
 
 
@@ -74,9 +75,19 @@ def test_cutting_equals_decoding(text, calls, ids, prompt):
 
 @given(TEXT, IDS, IDS)
 def test_other_forms_are_left_to_the_decoder(text, ids, prompt):
-    """Several choices, spaces, and fields in another order or missing are not cut."""
+    """Spaces, and fields in another order or missing, are not cut."""
     whole = answer(text, [], ids, prompt)
-    several = whole | {"choices": [whole["choices"][0], whole["choices"][0] | {"index": 1}]}
     without_ids = whole | {"choices": [whole["choices"][0] | {"token_ids": None}]}
-    for body in (compact(several), json.dumps(whole).encode(), compact(without_ids), b"{}", b"", Raw(b"[1]")):
+    for body in (json.dumps(whole).encode(), compact(without_ids), b"{}", b"", Raw(b"[1]")):
         assert cut_whole(bytes(body)) is None
+
+
+@given(TEXT, IDS, IDS, st.permutations(["index", "message", "logprobs", "finish_reason", "token_ids"]))
+def test_nothing_captured_is_left_in_several_choices(text, ids, prompt, order):
+    """With several choices, their fields in any order, each one loses what was captured."""
+    whole = answer(text, [], ids, prompt)
+    choices = [{name: whole["choices"][0][name] for name in order} | {"index": number} for number in (0, 1, 2)]
+    seen = json.loads(rewriter(single=False).answer(compact(whole | {"choices": choices})))
+    assert [(choice["logprobs"], choice["token_ids"]) for choice in seen["choices"]] == [(None, None)] * 3
+    alone = json.loads(rewriter().answer(compact(whole | {"choices": choices[:1]})))
+    assert alone["choices"][0]["logprobs"] is alone["choices"][0]["token_ids"] is None

@@ -418,7 +418,7 @@ async def test_tokens_that_come_back_while_a_lease_is_asked_for_stay_in_their_se
     line = Line(counter="c", unit=Unit.TOKENS, owner="tenant", limit=100)
     line.granted(Grant(50, 50, 0.0), Reservation((), True, 7, 2.0), 1000.0)
     line.available -= 20
-    line.ask(60, 0)
+    line.ask(60, 0, 1000.0)
     line.untake(20, 7)
     line.granted(Grant(60, 0, 0.0), Reservation((), True, 8, 2.0), 1001.0)
     assert line.available == 60
@@ -506,3 +506,30 @@ async def test_models_must_be_allowed_by_tenant_and_key() -> None:
 def test_durations_are_written_as_openai_does(seconds: float, text: str) -> None:
     """Rounded up."""
     assert duration(seconds) == text
+
+
+async def test_a_line_that_is_being_leased_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A renewal in the middle of a first request, however long that takes, leaves its limit in the books."""
+    clock = Clock()
+    (gate,) = replicas(1, clock)
+    reserve = gate._sharing.reserve
+
+    async def slowly(wants: Any) -> Reservation:
+        reservation = await reserve(wants)
+        clock.seconds += 400
+        await gate.renew()
+        return reservation
+
+    monkeypatch.setattr(gate._sharing, "reserve", slowly)
+    who = caller(Allowance(concurrent_streams=2))
+    await gate.admit(who, "m", stream=True, tokens=1)
+    (line,) = gate._plans["key_a"].lines
+    assert line.held == 1 and gate._lines[line.counter] is line
+
+
+async def test_a_new_line_is_not_idle() -> None:
+    """A renewal just after a limit was looked up for the first time keeps it."""
+    (gate,) = replicas(1, Clock())
+    plan = gate._make_plan(caller(Allowance(requests_per_minute=5)), 1000.0)
+    await gate.renew()
+    assert [gate._lines.get(line.counter) for line in plan.lines] == list(plan.lines)

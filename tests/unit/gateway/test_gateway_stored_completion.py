@@ -151,3 +151,20 @@ def test_metadata_beyond_the_bounds_costs_only_the_labels():
     """The completion is kept without them."""
     call = captured(1, request={"metadata": {"a": 1}})
     assert build_stored_completion(call, turns_of(call)).metadata == {}
+
+
+def test_redacted_calls_keep_no_field_that_engines_add():
+    """Whatever an engine adds to a whole answer may spell the prompt: only the API's own fields are stored."""
+    added = {
+        "prompt_text": "I am Bob",
+        "prompt_logprobs": [{"5": {"decoded_token": "Bob"}}],
+        "kv_transfer_params": {},
+    }
+    call = captured(1, [chat_completion(1, **added)], redact=True)
+    found = build_stored_completion(call, turns_of(call)).completion
+    assert "Bob" not in msgspec.json.encode(found).decode()
+    assert set(found) <= set(chat_completion()) - {"prompt_token_ids"} | {
+        *("request_id", "seed", "temperature", "top_p", "presence_penalty", "frequency_penalty")
+    }
+    kept = build_stored_completion(captured(1, [chat_completion(1, **added)]), turns_of(call)).completion
+    assert kept["prompt_text"] == "I am Bob"

@@ -134,14 +134,27 @@ def test_redaction_leaves_ids_and_times():
             "output": [item],
             "instructions": "secret",
             "metadata": {},
+            "user": "secret",
+            "safety_identifier": "secret",
+            "prompt_cache_key": "secret",
+            "tools": [{"type": "function", "name": "f", "description": "secret"}],
+            "tool_choice": {"type": "mcp", "server_label": "secret"},
+            "text": {"format": {"type": "json_schema", "name": "a", "schema": {"enum": ["secret"]}}},
+            "error": {"code": "server_error", "message": "secret"},
+            "unknown": "secret",
+            "usage": {"total_tokens": 123456789},
         },
-        input_items=({"type": "message", "id": "msg_1", "content": [{"type": "input_text", "text": "secret"}]},),
+        input_items=({"type": "message", "id": "the secret", "content": [{"type": "input_text", "text": "secret"}]},),
         messages=({"role": "user", "content": "secret"},),
     )
     kept = redacted(stored, Hider())
     assert kept.response["output"] == [item | {"arguments": '{"a": "<KIND>"}'}]
     assert kept.response["created_at"] == 1796068800
     assert kept.response["instructions"] == "<KIND>"
+    assert "secret" not in json.dumps({name: one for name, one in kept.response.items() if name != "output"})
+    assert kept.response["tools"][0]["name"] == "f"
+    assert kept.response["usage"] == {"total_tokens": 123456789}
+    assert kept.input_items[0]["id"] == "the <KIND>"
     assert kept.input_items[0]["content"] == [{"type": "input_text", "text": "<KIND>"}]
     assert kept.messages[0]["content"] == "<KIND>"
 

@@ -1,4 +1,4 @@
-"""Limits that limit nothing, for gateways whose callers all belong to their operator, and for tests."""
+"""Limits that limit nothing, for tests whose subject they are not."""
 
 from gateway.auth import Caller
 from gateway.limits.base import RawHeader
