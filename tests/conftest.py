@@ -1,5 +1,6 @@
 """Fixtures for every test: real PostgreSQL and Redis, migrated databases, open Stores."""
 
+import asyncio
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AsyncExitStack
@@ -12,6 +13,7 @@ from core.config.load import load_config
 from core.config.schema import HoneConfig
 from store.migrate import upgrade
 from store.store import Store
+from tests.gateway_process import no_gateway_left
 from tests.services import postgres_database, postgres_server, redis_server
 
 OpenStore = Callable[..., Awaitable[Store]]
@@ -96,3 +98,10 @@ async def open_store(make_config: Callable[..., HoneConfig]) -> AsyncIterator[Op
 async def store(database_url: str, open_store: OpenStore) -> Store:
     """A Store on SQLite and on PostgreSQL in turn."""
     return await open_store(database_url)
+
+
+@pytest.fixture
+async def started() -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Gateway processes of a test, none of which outlives it."""
+    async with no_gateway_left() as processes:
+        yield processes

@@ -2,7 +2,8 @@
 
 import asyncio
 import sys
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import aiohttp
@@ -10,6 +11,7 @@ import aiohttp
 from core import ids
 from core.access import ApiKey, Scope, Tenant, hash_key, mint_key
 from core.config.load import environment_for_child
+from core.config.schema import HoneConfig
 from core.policy import Base, Policy
 from core.variant import Deployment, DeploymentStatus, Variant
 from gateway.release import base_release
@@ -87,11 +89,25 @@ async def install(store: Store, engine_url: str) -> str:
     return key
 
 
-async def start_gateway(config) -> asyncio.subprocess.Process:
-    """A real gateway process that answers."""
+@asynccontextmanager
+async def no_gateway_left() -> AsyncIterator[list[asyncio.subprocess.Process]]:
+    """Ends, at the end, whatever of the processes in the list still runs."""
+    started: list[asyncio.subprocess.Process] = []
+    try:
+        yield started
+    finally:
+        for process in started:
+            if process.returncode is None:
+                process.terminate()
+                await process.wait()
+
+
+async def start_gateway(config: HoneConfig, started: list[asyncio.subprocess.Process]) -> asyncio.subprocess.Process:
+    """A real gateway process that answers; put into ``started``."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "hone.processes.gateway"), env=environment_for_child(config, {})
     )
+    started.append(process)
     async with aiohttp.ClientSession() as session, asyncio.timeout(60):
         while True:
             assert process.returncode is None

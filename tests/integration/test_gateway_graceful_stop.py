@@ -22,13 +22,13 @@ async def engine():
         yield engine
 
 
-async def test_running_answers_are_finished_and_stored(fresh_sqlite_url, open_store, make_config, engine):
+async def test_running_answers_are_finished_and_stored(fresh_sqlite_url, open_store, make_config, engine, started):
     """After SIGTERM streams and whole answers end whole, new connections are refused, exit is 0, all is stored."""
     overrides = {"base.name": "base", "store.url": fresh_sqlite_url, "gateway.port": free_port()}
     config = make_config(overrides)
     store = await open_store(fresh_sqlite_url)
     key = await install(store, engine.url)
-    process = await start_gateway(config)
+    process = await start_gateway(config, started)
     url, headers = f"{config.gateway_url}/v1/chat/completions", {"authorization": f"Bearer {key}"}
     begun = 0
     async with aiohttp.ClientSession() as session:

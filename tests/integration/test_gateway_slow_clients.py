@@ -91,7 +91,9 @@ async def test_a_client_that_does_not_read_stops_the_engine_and_not_the_memory(
 
 
 @pytest.mark.timeout(600)
-async def test_a_thousand_idle_streams_stay_cheap(fresh_sqlite_url, open_store, make_config, record_property):
+async def test_a_thousand_idle_streams_stay_cheap(
+    fresh_sqlite_url, open_store, make_config, record_property, started
+):
     """A stream in which nothing happens holds little memory in the gateway's process, and all are given up again."""
     open_now = 0
 
@@ -108,7 +110,7 @@ async def test_a_thousand_idle_streams_stay_cheap(fresh_sqlite_url, open_store, 
     store = await open_store(fresh_sqlite_url)
     async with scripted(idle) as server, contextlib.AsyncExitStack() as stack:
         key = await install(store, server.url.removesuffix("/v1/chat/completions"))
-        process = await start_gateway(config)
+        process = await start_gateway(config, started)
         stack.push_async_callback(process.wait)
         stack.callback(process.terminate)
         gateway = psutil.Process(process.pid)

@@ -54,10 +54,10 @@ async def shown(session: aiohttp.ClientSession, url: str) -> dict[str, float]:
     return counts
 
 
-async def test_processes_share_the_port_and_replace_each_other(installation):
+async def test_processes_share_the_port_and_replace_each_other(installation, started):
     """Connections are spread, one scrape shows all processes, a killed one comes back, and no Turn is lost."""
     config, store, key = installation
-    process = await start_gateway(config)
+    process = await start_gateway(config, started)
     await until(lambda: len(workers_of(process)) == WORKERS)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0, force_close=True)) as session:
         url = f"{config.gateway_url}/v1/chat/completions"

@@ -37,7 +37,7 @@ async def installation(fresh_sqlite_url, open_store, make_config, engine):
     return make_config(overrides), store, await install(store, engine.url)
 
 
-async def test_a_killed_gateway_keeps_every_turn_that_it_had_finished(installation):
+async def test_a_killed_gateway_keeps_every_turn_that_it_had_finished(installation, started):
     """After SIGKILL at random moments each noted Turn is stored once, but for at most the last one per connection."""
     config, store, key = installation
     random_moment = random.Random(11)
@@ -46,7 +46,7 @@ async def test_a_killed_gateway_keeps_every_turn_that_it_had_finished(installati
         clients = [Client(url, key, session, seed) for seed in range(CLIENTS)]
         tasks = [asyncio.create_task(client.run()) for client in clients]
         for _ in range(KILLS):
-            process = await start_gateway(config)
+            process = await start_gateway(config, started)
             so_far = sum(len(client.noted) for client in clients)
             await until(lambda least=so_far + 40: sum(len(client.noted) for client in clients) > least)
             await asyncio.sleep(random_moment.uniform(0, 0.3))
@@ -54,7 +54,7 @@ async def test_a_killed_gateway_keeps_every_turn_that_it_had_finished(installati
             await process.wait()
             for client in clients:
                 client.note_kill()
-        process = await start_gateway(config)
+        process = await start_gateway(config, started)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -73,10 +73,10 @@ async def test_a_killed_gateway_keeps_every_turn_that_it_had_finished(installati
     assert set(noted) - durable <= uncertain
 
 
-async def test_a_killed_recorder_process_comes_back_and_loses_nothing(installation):
+async def test_a_killed_recorder_process_comes_back_and_loses_nothing(installation, started):
     """The gateway starts its recorder again; what was answered meanwhile is stored."""
     config, store, key = installation
-    process = await start_gateway(config)
+    process = await start_gateway(config, started)
     async with aiohttp.ClientSession() as session:
         client = Client(f"{config.gateway_url}/v1/chat/completions", key, session, 0)
         task = asyncio.create_task(client.run())
