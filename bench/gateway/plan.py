@@ -47,9 +47,9 @@ class Plan:
     """How much is measured."""
 
     rounds: int = 3
-    seconds: float = 5.0
+    seconds: float = 3.0
     warmup: float = 0.7
-    tries: int = 4
+    tries: int = 2
     growth_requests: int = 100_000
     stored_answers: int = 4_000
     stored_streams: int = 1_000
