@@ -63,8 +63,8 @@ def exchange_of(pieces: Sequence[bytes], plan: CapturePlan, *, consent: bool = T
         send=never,
     )
     parts: Any = {
-        "call": SimpleNamespace(consent=consent, store=False, request_id="req_a"),
-        "request": SimpleNamespace(stream=True),
+        "call": SimpleNamespace(consent=consent, store=False, request_id="req_a", idempotency_key=None),
+        "request": SimpleNamespace(stream=True, choices=1),
         "held": SimpleNamespace(id="ep_a"),
         "admission": SimpleNamespace(headers=[]),
     }
