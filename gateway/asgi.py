@@ -60,6 +60,12 @@ def bounded(scope: Scope, receive: Receive) -> Receive:
     return receive_bounded
 
 
+async def until_disconnected(receive: Receive) -> None:
+    """Return when the client's connection closes. To be called once the body was read."""
+    while (await receive())["type"] != "http.disconnect":
+        continue
+
+
 async def send_answer(send: Send, status: int, headers: RawHeaders, body: bytes) -> None:
     """A whole answer with its length."""
     length = (b"content-length", str(len(body)).encode())

@@ -10,6 +10,7 @@ from core import ids
 from gateway.asgi import AsgiApp, Message, Receive, Scope, Send, bounded, send_answer
 from gateway.errors import JSON_HEADER, REQUEST_ID, encode, internal_error_body
 from gateway.metrics import GatewayMetrics
+from gateway.request_headers import decent_request_id
 
 log = structlog.get_logger(__name__)
 
@@ -17,7 +18,6 @@ MODEL_LABEL = "hone_model"
 """Key of the resolved Policy or Base name in an ASGI scope."""
 SHOWN_STATUS = "hone_shown_status"
 """Key of the status that is counted instead of the one that was sent (see ``gateway/metrics.py``)."""
-_LONGEST_REQUEST_ID = 128
 _UNMATCHED = "unmatched"
 _PARAMETER = re.compile(r"\{(\w+)(?::\w+)?\}")
 
@@ -71,12 +71,8 @@ class GatewayMiddleware:
 
 
 def _request_id(scope: Scope) -> str:
-    for name, value in scope["headers"]:
-        if name == b"x-request-id":
-            text = str(value, "latin-1")
-            if 0 < len(text) <= _LONGEST_REQUEST_ID and text.isascii() and text.isprintable():
-                return text
-    return ids.new_id(ids.REQUEST)
+    sent = (decent_request_id(value) for name, value in scope["headers"] if name == b"x-request-id")
+    return next((text for text in sent if text is not None), None) or ids.new_id(ids.REQUEST)
 
 
 def _route_template(scope: Scope) -> str:

@@ -8,6 +8,7 @@ import structlog
 from core.errors import EngineUnavailable, HoneError, InvalidRequest
 from gateway.anthropic_api.fields import Json
 from gateway.errors import error_body, error_headers, must_be_logged
+from gateway.http.base import RawHeader
 
 log = structlog.get_logger(__name__)
 
@@ -25,7 +26,6 @@ _TYPES = {
     503: "overloaded_error",
     504: "timeout_error",
 }
-RawHeader = tuple[bytes, bytes]
 
 
 class ThreadsUnsupported(InvalidRequest):

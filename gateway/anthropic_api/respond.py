@@ -12,7 +12,6 @@ from starlette.types import Receive, Scope, Send
 
 from core.errors import HoneError
 from gateway.anthropic_api.errors import (
-    RawHeader,
     headers_of,
     internal_message_error,
     log_failure,
@@ -21,17 +20,13 @@ from gateway.anthropic_api.errors import (
 )
 from gateway.anthropic_api.fields import Json
 from gateway.anthropic_api.stream import event
+from gateway.asgi import until_disconnected
 from gateway.errors import JSON_HEADER, request_id_of
+from gateway.http.base import RawHeader
 from gateway.metrics import CLIENT_LEFT_STATUS, STREAM_BROKEN_STATUS
 from gateway.middleware import SHOWN_STATUS
 
 log = structlog.get_logger(__name__)
-
-EVENT_STREAM: list[RawHeader] = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class Outgoing:
@@ -89,7 +84,7 @@ class WorkedOut(Response):
             await _fail(out, scope, error)
             return
         worker = asyncio.create_task(self._run(request, body, out))
-        watcher = asyncio.create_task(_disconnected(receive))
+        watcher = asyncio.create_task(until_disconnected(receive))
         try:
             await asyncio.wait({worker, watcher}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -123,8 +118,3 @@ async def _fail(out: Outgoing, scope: Scope, error: HoneError) -> None:
         scope[SHOWN_STATUS] = STREAM_BROKEN_STATUS
         await out.write(event(body))
         await out.end()
-
-
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue

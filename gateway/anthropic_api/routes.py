@@ -24,7 +24,7 @@ from gateway.anthropic_api.documents import (
     TokenCount,
 )
 from gateway.anthropic_api.request import MessagesRequest, read_count_request, read_messages_request
-from gateway.anthropic_api.respond import EVENT_STREAM, Outgoing, WorkedOut
+from gateway.anthropic_api.respond import Outgoing, WorkedOut
 from gateway.anthropic_api.stream import MessageStream
 from gateway.asgi import header_map
 from gateway.auth import Caller
@@ -35,7 +35,7 @@ from gateway.inference.base import Call, Exchange
 from gateway.inference.request import InferenceRequest, parse_request
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import MODEL_LABEL
-from gateway.openai_api.endpoint import header_text
+from gateway.request_headers import EVENT_STREAM, header_text
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic API"], dependencies=[Depends(BEARER)])
 
@@ -155,7 +155,6 @@ def _call(request: Request, caller: Caller, asked: MessagesRequest, request_id: 
         idempotency_key=header_text(headers, b"idempotency-key"),
         may_train=may_train(headers),
         token_exact=token_exact(headers),
-        metadata={} if asked.user_id is None else {"user_id": asked.user_id},
     )
 
 

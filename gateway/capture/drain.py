@@ -6,7 +6,6 @@ tried again. What a healthy store refuses again and again is put aside, so that 
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import time
 from collections import Counter
@@ -19,6 +18,7 @@ import structlog
 from core.errors import StoreError
 from core.turn import Turn
 from gateway.capture.frames import decode_call, frame_parts
+from gateway.capture.locks import try_lock
 from gateway.capture.position import add_counts
 from gateway.capture.prepared import PreparedCall, prepare_call, set_aside_form
 from gateway.capture.reader import CORRUPT, JournalReader
@@ -141,16 +141,9 @@ class Drain:
             self._wake.clear()
 
     def _may_write(self) -> bool:
-        if self._lock is not None:
-            return True
-        lock = os.open(self._root / WRITER_LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        self._lock = lock
-        return True
+        if self._lock is None:
+            self._lock = try_lock(self._root / WRITER_LOCK)
+        return self._lock is not None
 
     async def _pass(self) -> bool:
         """One batch of every journal; whether there was any."""

@@ -1,6 +1,5 @@
 """JournalReader: reads one journal from its position on, steps over damage, and deletes what is drained."""
 
-import fcntl
 import os
 import shutil
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ import structlog
 
 from gateway.capture.frames import Split, split_frames
 from gateway.capture.journal import LOCK, SUFFIX
+from gateway.capture.locks import try_lock
 from gateway.capture.position import Position, add_counts, read_position, write_position
 
 log = structlog.get_logger(__name__)
@@ -55,16 +55,9 @@ class JournalReader:
 
     def look_whether_dead(self) -> bool:
         """Find out whether the process that appended has ended."""
-        if self._lock is not None:
-            return True
-        lock = os.open(self.folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            return False
-        self._lock = lock
-        return True
+        if self._lock is None:
+            self._lock = try_lock(self.folder / LOCK)
+        return self.dead
 
     def read(self, most: int) -> Chunk:
         """The next records, at most ``most``; none: nothing can be read at present. Raises OSError."""

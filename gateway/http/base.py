@@ -3,7 +3,8 @@
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 
-RawHeaders = Sequence[tuple[bytes, bytes]]
+RawHeader = tuple[bytes, bytes]
+RawHeaders = Sequence[RawHeader]
 
 
 class ClientLeft(Exception):

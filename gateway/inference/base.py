@@ -2,14 +2,13 @@
 
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from gateway.auth import Caller
 from gateway.capture.record import Surface
+from gateway.http.base import RawHeader
 from gateway.inference.request import InferenceRequest
-
-RawHeader = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -26,7 +25,6 @@ class Call:
     """False: the request withdrew what tenant and key grant. It can never add to it."""
     store: bool = False
     """The API may return the answer later."""
-    metadata: dict[str, str] = field(default_factory=dict)
     token_exact: bool | None = None
     """Whether earlier answers go back to the model as their sampled ids; None: as configured. Without a grant to
     train it changes nothing."""

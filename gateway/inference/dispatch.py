@@ -78,13 +78,6 @@ class Dispatch:
         what the routing table raises; of several failures the last one.
         """
         try:
-            if exact is None and self._routing.serves(request.model):
-                # The usual way, without the layers in between: each one costs.
-                route = self._first_route(request.model, held)
-                try:
-                    return await self._try(request, self._target(request, route, plan))
-                except Unreachable as error:
-                    return await self._try_others(request, request.model, route, plan, exact, error)
             return await self._attempt(request, request.model_text, request.model, held, plan, exact)
         except TRANSIENT as error:
             return await self._attempt_again(request, held, plan, exact, may_use, error)
@@ -152,7 +145,6 @@ class Dispatch:
             public_model=name,
             plan=outside_plan,
             send=send,
-            exact=False,
         )
         try:
             return await self._try(request, target)
@@ -262,22 +254,22 @@ class Dispatch:
     async def _try(self, request: InferenceRequest, target: Target) -> Sent:
         self._routing.in_flight.began(target.deployment_id)
         try:
-            response = await target.send(engine_body(request, target.engine_model_json, target.plan))
-            if response.status == _OK:
-                return Sent(target, response, await _first_bytes(response, stream=request.stream))
-            async with response:
-                body = await response.read()
-            if response.status in _REFUSED and _names_injected_field(body):
-                self._metrics.capture_failures.labels("engine_refused_fields").inc()
-                response = await target.send(engine_body(request, target.engine_model_json))
-                if response.status == _OK:
-                    return Sent(target, response, await _first_bytes(response, stream=request.stream))
-                async with response:
-                    body = await response.read()
-            raise engine_error(response.status, body, response.headers)
+            return await self._ask(request, target, target.plan)
         except BaseException:
             self._routing.in_flight.ended(target.deployment_id)
             raise
+
+    async def _ask(self, request: InferenceRequest, target: Target, plan: CapturePlan | None) -> Sent:
+        """Send with what ``plan`` adds, and without it where the engine refuses that."""
+        response = await target.send(engine_body(request, target.engine_model_json, plan))
+        if response.status == _OK:
+            return Sent(target, response, await _first_bytes(response, stream=request.stream))
+        async with response:
+            body = await response.read()
+        if plan is not None and response.status in _REFUSED and _names_injected_field(body):
+            self._metrics.capture_failures.labels("engine_refused_fields").inc()
+            return await self._ask(request, target, None)
+        raise engine_error(response.status, body, response.headers)
 
 
 async def _first_bytes(response: UpstreamResponse, *, stream: bool) -> bytes:
@@ -289,14 +281,10 @@ async def _first_bytes(response: UpstreamResponse, *, stream: bool) -> bytes:
         first = await (response.next() if stream else response.read())
         if stream and not first:
             raise Unreachable("the engine ended the stream before its first event")
-    except EngineTimeout:
+    except BaseException as error:
         response.close()
-        raise
-    except EngineError as error:
-        response.close()
-        raise Unreachable(error.message) from error
-    except BaseException:
-        response.close()
+        if isinstance(error, EngineError) and not isinstance(error, EngineTimeout):
+            raise Unreachable(error.message) from error
         raise
     return first
 

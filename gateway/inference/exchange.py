@@ -10,7 +10,8 @@ import structlog
 from core.errors import EngineError, HoneError
 from gateway.capture.record import CANCELLED, ENGINE_FAILED, CapturedCall, numbers_alone
 from gateway.episodes import HeldEpisode
-from gateway.inference.base import Call, RawHeader
+from gateway.http.base import RawHeader
+from gateway.inference.base import Call
 from gateway.inference.request import InferenceRequest
 from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
 from gateway.inference.stream import DONE, EventSplitter, event_data, frame, with_data
@@ -212,7 +213,7 @@ class EngineExchange:
 
     async def finish_reading(self) -> None:
         """Read the few bytes after a stream's end mark, so that the connection can be used again."""
-        if not self.request.stream or self.broken is not None:
+        if self.broken is not None:
             return
         try:
             async with asyncio.timeout(_TAIL_SECONDS):

@@ -3,8 +3,8 @@
 import time
 from collections.abc import AsyncIterator
 
+from gateway.http.base import RawHeader
 from gateway.idempotency import RecordedAnswer
-from gateway.inference.base import RawHeader
 from gateway.inference.stream import DONE, EventSplitter, event_data
 from gateway.inference.target import Target
 

@@ -6,10 +6,9 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from gateway.http.base import RawHeader
 from gateway.inference.request import CapturePlan
 from gateway.upstream.base import UpstreamResponse
-
-RawHeader = tuple[bytes, bytes]
 
 
 @dataclass(slots=True)
@@ -29,8 +28,6 @@ class Target:
     """What is added to the request, and taken out of the answer."""
     send: Callable[[bytes], Awaitable[UpstreamResponse]]
     """Sends a body. Raises as ``Upstream.send``."""
-    exact: bool = True
-    """It can return token ids and log-probs."""
     fallback_from: str | None = None
     """The model that was asked for, where this is another one."""
     headers: list[RawHeader] = field(init=False)

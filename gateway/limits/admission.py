@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from core.config.schema import ModelPrice
-from gateway.limits.headers import RawHeader, window_headers
+from gateway.http.base import RawHeader
+from gateway.limits.headers import window_headers
 from gateway.limits.line import Line
 from gateway.limits.plan import Plan
 

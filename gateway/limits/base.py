@@ -3,8 +3,7 @@
 from typing import Protocol
 
 from gateway.auth import Caller
-
-RawHeader = tuple[bytes, bytes]
+from gateway.http.base import RawHeader
 
 
 class Admission(Protocol):

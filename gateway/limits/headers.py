@@ -5,7 +5,7 @@ Source: OpenAI API, "Rate limits in headers".
 
 import math
 
-RawHeader = tuple[bytes, bytes]
+from gateway.http.base import RawHeader
 
 
 def duration(seconds: float) -> str:

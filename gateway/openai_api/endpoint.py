@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import Mapping
 
 import structlog
 
@@ -21,15 +20,9 @@ from gateway.inference.request import Endpoint, parse_request
 from gateway.inference.service import InferenceService
 from gateway.inference.stream import frame
 from gateway.metrics import CLIENT_LEFT_STATUS, STREAM_BROKEN_STATUS, GatewayMetrics
+from gateway.request_headers import EVENT_STREAM, decent_request_id, header_text
 
 log = structlog.get_logger(__name__)
-
-LONGEST_REQUEST_ID = 128
-_EVENT_STREAM = [
-    (b"content-type", b"text/event-stream; charset=utf-8"),
-    (b"cache-control", b"no-cache"),
-    (b"x-accel-buffering", b"no"),
-]
 
 
 class InferenceEndpoint:
@@ -54,7 +47,7 @@ class InferenceEndpoint:
         """Answer one request; Hone's errors become OpenAI's error bodies."""
         clock = time.perf_counter()
         headers = incoming.headers
-        request_id = request_id_of(headers)
+        request_id = decent_request_id(headers.get(b"x-request-id")) or ids.new_id(ids.REQUEST)
         status, model = 500, ""
         try:
             caller = await self._authenticator.authenticate(headers)
@@ -106,7 +99,7 @@ class InferenceEndpoint:
     ) -> int:
         """Pass a stream on; the status that is counted for it."""
         metrics = self._metrics
-        incoming.start(200, [*_EVENT_STREAM, *exchange.headers, (b"x-request-id", request_id.encode())])
+        incoming.start(200, [*EVENT_STREAM, *exchange.headers, (b"x-request-id", request_id.encode())])
         metrics.streams.inc()
         try:
             async for piece in exchange.pieces():
@@ -124,21 +117,3 @@ class InferenceEndpoint:
         incoming.end()
         await incoming.drain()
         return 200
-
-
-def header_text(headers: Mapping[bytes, bytes], name: bytes) -> str | None:
-    """A header's value without surrounding space; None where it is absent or empty."""
-    value = headers.get(name)
-    if value is None:
-        return None
-    return value.strip().decode("latin-1") or None
-
-
-def request_id_of(headers: Mapping[bytes, bytes]) -> str:
-    """The caller's ``x-request-id`` where it is a decent one, or a fresh id."""
-    value = headers.get(b"x-request-id")
-    if value is not None and 0 < len(value) <= LONGEST_REQUEST_ID:
-        text = value.decode("latin-1")
-        if text.isascii() and text.isprintable():
-            return text
-    return ids.new_id(ids.REQUEST)

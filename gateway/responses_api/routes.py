@@ -11,14 +11,15 @@ from starlette.requests import ClientDisconnect
 from starlette.types import Send
 
 from core.errors import InvalidRequest
-from gateway.asgi import header_map
+from gateway.asgi import header_map, until_disconnected
 from gateway.callers import InferenceCaller, PathId
 from gateway.consent import may_train, token_exact
 from gateway.dependencies import BEARER, FIND_ERRORS, errors, gateway_of
 from gateway.errors import request_id_of
-from gateway.inference.base import RawHeader
+from gateway.http.base import RawHeader
 from gateway.metrics import CLIENT_LEFT_STATUS, STREAM_BROKEN_STATUS
 from gateway.middleware import MODEL_LABEL, SHOWN_STATUS
+from gateway.request_headers import header_text
 from gateway.responses_api.documents import DeletedResponse, InputItems, ResponseDocument, ResponseRequestDocument
 from gateway.responses_api.outbox import Outbox
 from gateway.responses_api.service import Answering, Asked, ResponsesService
@@ -40,7 +41,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
     )
     async def create(request: Request, caller: InferenceCaller) -> Response:
         """Answer with the model, running hosted tools on the way; with `stream`, as server-sent events."""
-        headers, raw = request.headers, header_map(request.scope)
+        headers = header_map(request.scope)
         try:
             body = await request.body()
         except ClientDisconnect:
@@ -49,10 +50,10 @@ def responses_router(service: ResponsesService) -> APIRouter:
             caller=caller,
             body=body,
             request_id=request_id_of(request.scope),
-            episode_id=headers.get("x-hone-episode-id", "").strip() or None,
-            idempotency_key=headers.get("idempotency-key", "").strip() or None,
-            may_train=may_train(raw),
-            token_exact=token_exact(raw),
+            episode_id=header_text(headers, b"x-hone-episode-id"),
+            idempotency_key=header_text(headers, b"idempotency-key"),
+            may_train=may_train(headers),
+            token_exact=token_exact(headers),
         )
         return await _answer(request, await service.begin(asked))
 
@@ -105,7 +106,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
 async def _answer(request: Request, answering: Answering) -> Response:
     """Wait for the answer, or for a stream's beginning, or for the client's leaving."""
     run, task = answering.run, answering.task
-    left = asyncio.ensure_future(_disconnected(request))
+    left = asyncio.ensure_future(until_disconnected(request.receive))
     started = asyncio.ensure_future(run.started.wait())
     wanted = {task, left} if answering.outbox is None else {task, left, started}
     try:
@@ -163,12 +164,6 @@ class _EventStream(StreamingResponse):
 async def _parts(outbox: Outbox) -> AsyncIterator[bytes]:
     while part := await outbox.take():
         yield part
-
-
-async def _disconnected(request: Request) -> None:
-    """Return when the client's connection closes. To be called once the body was read."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
 
 
 def _nobody() -> Response:

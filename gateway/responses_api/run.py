@@ -11,7 +11,8 @@ import structlog
 from core.errors import EngineError, HoneError, InvalidRequest
 from core.message import Message
 from gateway.hosted_tools.base import ServerListing, ToolOutcome, ToolSession
-from gateway.inference.base import Call, Exchange, Inference, RawHeader
+from gateway.http.base import RawHeader
+from gateway.inference.base import Call, Exchange, Inference
 from gateway.inference.request import parse_request
 from gateway.responses_api.calls import (
     ApprovalCall,

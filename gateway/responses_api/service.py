@@ -86,7 +86,6 @@ class ResponsesService:
             may_train=asked.may_train,
             token_exact=asked.token_exact,
             store=request.store,
-            metadata=request.metadata,
         )
         plan = Plan(
             request=request,
