@@ -1,7 +1,5 @@
 """The client routes that FastAPI serves, under real uvicorn and before a real store, without the hot path."""
 
-import asyncio
-import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -36,6 +34,7 @@ from gateway.upstream.aiohttp_client import AiohttpUpstream
 from serving.engines.fake import FakeEngineServer
 from store.store import Store
 from tests import nouns
+from tests.gateway_harness import QUIET, served_by
 from tests.unlimited import Unlimited
 
 BASE = "base"
@@ -130,7 +129,7 @@ async def running_client_api(store: Store, make_config: Callable[..., HoneConfig
     await parts.routing.refresh()
     async with AsyncExitStack() as stack:
         stack.push_async_callback(parts.upstream.stop)
-        url = await stack.enter_async_context(_served(app))
+        url = await stack.enter_async_context(served_by(uvicorn.Config(app, lifespan="off", **QUIET)))
         http = await stack.enter_async_context(aiohttp.ClientSession())
         api = ClientApi(store=store, url=url, http=http, parts=parts)
         await api.add_key("user", {Scope.INFERENCE})
@@ -211,22 +210,3 @@ def turns_of(call: CapturedCall, **fields: Any) -> list[Turn]:
         )
         for choice, turn_id in enumerate(call.turn_ids)
     ]
-
-
-@asynccontextmanager
-async def _served(app: FastAPI) -> AsyncIterator[str]:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(app, lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=5)
-        server = uvicorn.Server(config)
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        while not server.started:
-            if task.done():
-                task.result()
-                raise RuntimeError("the routes did not start")
-            await asyncio.sleep(0.01)
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task

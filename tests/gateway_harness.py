@@ -29,6 +29,7 @@ BASE = "base"
 POLICY = "coder"
 TENANT = "ten_a"
 PASSED = ProbeResult(passed=True, error=0.001, parent_distance=1.0, base_distance=1.0, reason="fake")
+QUIET: dict[str, Any] = {"log_config": None, "access_log": False, "timeout_graceful_shutdown": 5}
 QUESTION = [{"role": "user", "content": "2 + 2?"}]
 
 
@@ -172,23 +173,22 @@ def hone_headers(response: aiohttp.ClientResponse) -> dict[str, str]:
 
 @asynccontextmanager
 async def served(app: FastAPI) -> AsyncIterator[str]:
-    """The application under uvicorn on a free port; its URL."""
+    """The gateway under uvicorn on a free port; its URL."""
+    async with served_by(uvicorn.Config(app, http=http_protocol(app), lifespan="on", **QUIET)) as url:
+        yield url
+
+
+@asynccontextmanager
+async def served_by(config: uvicorn.Config) -> AsyncIterator[str]:
+    """What uvicorn is configured to serve, on a free port; its URL."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app,
-            http=http_protocol(app),
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            timeout_graceful_shutdown=5,
-        )
         server = uvicorn.Server(config)
         task = asyncio.create_task(server.serve(sockets=[listener]))
         while not server.started:
             if task.done():
                 task.result()
-                raise RuntimeError("the gateway did not start")
+                raise RuntimeError("the application did not start")
             await asyncio.sleep(0.01)
         try:
             yield f"http://127.0.0.1:{listener.getsockname()[1]}"
