@@ -173,6 +173,14 @@ class AdapterRejected(EngineError):
     code = "adapter_rejected"
 
 
+class EngineUnsupported(EngineError):
+    """The engine, as it was started, cannot do what was asked of it."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "engine_unsupported"
+
+
 class ProviderRefused(EngineError):
     """The provider of an outside model refused the key that this installation has for it."""
 

@@ -4,8 +4,8 @@ from fastapi import APIRouter
 from fastapi.responses import JSONResponse, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
+from core.deployment import DeploymentStatus
 from core.errors import EngineUnavailable
-from core.variant import DeploymentStatus
 from gateway.dependencies import GatewayParts
 from gateway.openai_api.documents import Health
 

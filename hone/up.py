@@ -7,9 +7,9 @@ import httpx
 from rich.markup import escape
 
 from core.config.schema import HoneConfig
+from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, MachineError
 from core.noun import now
-from core.variant import Deployment, DeploymentStatus
 from hone.bootstrap import migrate, register_base, seed
 from hone.doctor import examine
 from hone.leftovers import end_leftover_engines

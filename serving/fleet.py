@@ -9,10 +9,11 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
+from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, HoneError
 from core.job import retry_delay_seconds
 from core.policy import Base
-from core.variant import Deployment, DeploymentStatus, Variant
+from core.variant import Variant
 from serving.engines.base import Engine
 from serving.engines.vllm import VllmEngine
 from serving.fleet_metrics import FleetMetrics
@@ -21,7 +22,7 @@ from serving.ports import check_port
 from serving.provision import Provisioner
 from serving.reconciler import Reconciler
 from serving.replica import Replica
-from serving.speculation import acceptance
+from serving.speculation.acceptance import acceptance
 from store.events import DEPLOYMENTS, POLICIES, VERSIONS
 from store.store import Store
 

@@ -2,8 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from core.variant import Deployment, DeploymentStatus, LoadedVersion
-from serving.speculation import Acceptance
+from core.deployment import Deployment, DeploymentStatus, LoadedVersion
+from serving.speculation.acceptance import Acceptance
 
 _SWAP_BUCKETS = (0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 

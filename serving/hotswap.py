@@ -9,9 +9,9 @@ from pathlib import Path
 
 import structlog
 
+from core.deployment import LoadedVersion
 from core.errors import AdapterRejected, CorruptArtefact, HoneError, ProbeFailed, boundary
 from core.policy import Base, Checkpoint, PolicyVersion
-from core.variant import LoadedVersion
 from serving.engines.base import Engine
 from serving.probe import check_probe
 from serving.weights.adapter import check_adapter

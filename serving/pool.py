@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NoReturn
 
+from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, ModelNotFound, VersionNotServed
 from core.policy import Base, Policy, PolicyVersion, ServingStatus
-from core.variant import Deployment, DeploymentStatus, ModelName, Variant
+from core.variant import ModelName, Variant
 
 _MOST_REMEMBERED = 1_000
 

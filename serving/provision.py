@@ -4,9 +4,10 @@ from collections.abc import Callable
 from urllib.parse import urlsplit
 
 from core.config.schema import HoneConfig
+from core.deployment import Deployment, DeploymentStatus
 from core.ids import DEPLOYMENT, new_id
 from core.policy import Base
-from core.variant import Deployment, DeploymentStatus, Variant
+from core.variant import Variant
 from serving.engines.base import Engine
 from serving.launch import Build, Launch, find_build, speculation_of
 from serving.launcher import EngineProcess, end_leftover

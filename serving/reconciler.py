@@ -12,9 +12,9 @@ from collections.abc import Sequence
 import structlog
 
 from core.config.schema import HoneConfig
+from core.deployment import DeploymentStatus, LoadedVersion
 from core.errors import EngineUnavailable, HoneError
 from core.policy import Base, Checkpoint, PolicyVersion, ServingStatus
-from core.variant import DeploymentStatus, LoadedVersion
 from serving.fleet_metrics import FleetMetrics
 from serving.fleet_records import FleetRecords, FleetState, Key, ServingChange
 from serving.hotswap import DEFINITE, check_artefact, engine_model_name, swap_in, swap_out

@@ -1,15 +1,15 @@
 """Replica: one engine with its process (if the fleet started it) and its Deployment as the fleet knows it."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import structlog
 
+from core.deployment import DEPLOYMENT_TRANSITIONS, Deployment, DeploymentStatus, LoadedVersion
 from core.errors import HoneError
 from core.noun import now
-from core.variant import DEPLOYMENT_TRANSITIONS, Deployment, DeploymentStatus, LoadedVersion
-from serving.engines.base import Engine
+from serving.engines.base import Engine, EngineMetrics
 from serving.launcher import EngineProcess
 
 log = structlog.get_logger(__name__)
@@ -48,7 +48,7 @@ class Replica:
         """Failed starts since the engine was last ready."""
         self.error: HoneError | None = None
         """Why the last start failed."""
-        self.counters: Mapping[str, float] = {}
+        self.counters = EngineMetrics()
         """Engine metrics when last read."""
         self.changed = True
         """Others should know what changed since the Deployment was last stored."""

@@ -16,9 +16,9 @@ from prometheus_client import CollectorRegistry
 from core import ids
 from core.access import ApiKey, Scope, Tenant, hash_key, mint_key
 from core.config.schema import HoneConfig
+from core.deployment import DeploymentStatus
 from core.policy import Base, Policy
 from core.turn import Turn
-from core.variant import DeploymentStatus
 from gateway import episodes_api, feedback_api
 from gateway.auth import Authenticator
 from gateway.capture.record import CapturedCall

@@ -90,10 +90,12 @@ class EngineContract:
         """An unload may be repeated."""
         await served.engine.unload_adapter("nobody")
 
-    async def test_metrics_are_numbers_by_name(self, served: Served) -> None:
-        """The engine's load can be read."""
+    async def test_an_engine_says_its_release_and_its_load(self, served: Served) -> None:
+        """The engine's load can be read, in one shape for all engines, and so can its version."""
         metrics = await served.engine.metrics()
-        assert metrics["vllm:num_requests_running"] >= 0
+        assert metrics.running >= 0 and metrics.waiting >= 0 and 0 <= metrics.kv_use <= 1
+        assert metrics.raw
+        assert await served.engine.version()
 
     async def test_a_request_ends_on_the_adapter_that_it_began_with(self, served: Served) -> None:
         """Unloading an adapter does not disturb a stream that it is answering."""

@@ -16,9 +16,10 @@ from prometheus_client import CollectorRegistry
 from core import ids
 from core.access import ApiKey, Scope, Tenant, hash_key, mint_key
 from core.config.schema import HoneConfig
+from core.deployment import Deployment, DeploymentStatus, LoadedVersion
 from core.policy import Base, Policy, PolicyVersion, ProbeResult, ServingStatus
 from core.turn import Turn
-from core.variant import Deployment, DeploymentStatus, LoadedVersion, Variant
+from core.variant import Variant
 from gateway.app import create_app, http_protocol
 from gateway.release import base_release
 from gateway.state import Gateway

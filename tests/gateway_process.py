@@ -12,8 +12,9 @@ from core import ids
 from core.access import ApiKey, Scope, Tenant, hash_key, mint_key
 from core.config.load import environment_for_child
 from core.config.schema import HoneConfig
+from core.deployment import Deployment, DeploymentStatus
 from core.policy import Base, Policy
-from core.variant import Deployment, DeploymentStatus, Variant
+from core.variant import Variant
 from gateway.release import base_release
 from store.store import Store
 

@@ -3,6 +3,7 @@
 from typing import Any
 
 from core import ids
+from core.deployment import Deployment
 from core.episode import Episode
 from core.evaluation import Evaluation
 from core.policy import Checkpoint, PolicySpan, Probe, ProbePrompt, Provenance
@@ -10,7 +11,7 @@ from core.release import Release
 from core.statistics import Interval
 from core.task import Task, VerifierSpec, make_task
 from core.turn import Timing, Turn
-from core.variant import Deployment, Variant
+from core.variant import Variant
 from core.verdict import Verdict, VerdictStatus
 
 

@@ -20,9 +20,10 @@ from bench.gateway.machine import LOAD_CORE, clean_environment, pinned
 from bench.gateway.native import free_port, logprobs, token_ids
 from core.access import Allowance, ApiKey, Scope, Tenant, hash_key, mint_key
 from core.config.load import load_config
+from core.deployment import Deployment, DeploymentStatus
 from core.policy import Base, Policy
 from core.turn import Turn
-from core.variant import Deployment, DeploymentStatus, Variant
+from core.variant import Variant
 from gateway.capture.frames import decode_call
 from gateway.capture.reader import JournalReader
 from gateway.capture.record import CapturedCall

@@ -8,6 +8,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
+from core.variant import SpeculationMethod
+
 
 class Section(BaseModel):
     """A frozen group of keys; an unknown key is refused by name."""
@@ -100,8 +102,10 @@ class GatewaySection(Section):
 
 
 class EngineSection(Section):
-    """How the fleet starts vLLM."""
+    """How the fleet starts engines."""
 
+    kind: Literal["vllm", "sglang"] = "vllm"
+    """The engine of launched and attached replicas."""
     python: str = ""
     """Interpreter of the environment that holds vLLM; empty: this one."""
     dtype: Literal["float32", "bfloat16", "float16", "auto"] = "float32"
@@ -136,21 +140,28 @@ class FleetSection(Section):
     """Which Deployments there are."""
 
     variants: tuple[Literal["standard", "fast"], ...] = ("standard", "fast")
-    """Variants to serve; each is one engine replica."""
+    """Variants to serve."""
+    replicas: dict[str, int] = Field(default_factory=dict)
+    """Variant → number of engine replicas; one where nothing is said."""
     attach: dict[str, str] = Field(default_factory=dict)
-    """Variant → URL of an engine that somebody else runs, instead of launching one."""
+    """Variant → URLs (comma-separated) of engines that somebody else runs, instead of launching any."""
+    full_weights_policy: str = ""
+    """A Policy trained in full weights: the replicas carry its weights in place of the Base's and serve nothing
+    else; empty: Policies are LoRA adapters beside the Base."""
+    lease_seconds: float = Field(default=10.0, gt=0)
+    """One fleet process of a Base leads; a killed leader is followed by a waiting one after this time."""
     host: str = "127.0.0.1"
     """Address on which launched engines listen."""
     advertised_host: str = ""
     """Address under which other machines reach launched engines; empty: ``host``."""
     first_port: int = Field(default=8410, ge=0, le=65535)
     """Port of the first launched engine, the next ones count up; 0: free ports."""
-    fast_method: Literal["ngram", "draft_model"] = "ngram"
-    """Speculation of the ``fast`` Variant."""
+    fast_method: SpeculationMethod = "ngram"
+    """Speculation of the ``fast`` Variant; ``eagle3`` and ``mtp`` need a Base that has such heads."""
     fast_tokens: int = Field(default=4, ge=1, le=16)
     """Draft tokens per step."""
     draft_model: str = ""
-    """Folder of the draft model, for ``draft_model``."""
+    """Folder of the draft model or heads that no Drafter of the store replaces yet."""
     reconcile_seconds: float = Field(default=1.0, gt=0)
     """How often wanted and live state are compared when no event wakes the fleet."""
     drain_seconds: float = Field(default=30.0, ge=0)
@@ -354,8 +365,8 @@ class HoneConfig(Section):
                 f"({self.engine.max_lora_rank}): no engine could load what the learner publishes"
             )
         launches_fast = "fast" in self.fleet.variants and "fast" not in self.fleet.attach
-        if launches_fast and self.fleet.fast_method == "draft_model" and not self.fleet.draft_model:
-            raise ValueError("fleet.draft_model is empty, and fleet.fast_method 'draft_model' needs one")
+        if launches_fast and self.fleet.fast_method in ("draft_model", "eagle3") and not self.fleet.draft_model:
+            raise ValueError("fleet.draft_model is empty, and fleet.fast_method needs one")
         if self.worker.tools_port and self.worker.tools_host in ("0.0.0.0", "::") and not self.worker.tools_url:  # noqa: S104
             raise ValueError("worker.tools_host names no machine: worker.tools_url must say how gateways reach it")
         unknown = set(self.fleet.attach) - {"standard", "fast"}

@@ -2,7 +2,7 @@
 
 from fastapi import APIRouter
 
-from core.variant import Deployment
+from core.deployment import Deployment
 from gateway.dependencies import READ_ERRORS, GatewayParts, Reader
 
 router = APIRouter(prefix="/deployments", tags=["Deployments"])

@@ -5,9 +5,9 @@ from collections import defaultdict
 import structlog
 from fastapi import APIRouter
 
+from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable
 from core.policy import ServingStatus
-from core.variant import Deployment, DeploymentStatus
 from gateway.admin.schemas import PartHealth, RecorderHealth, SystemHealth
 from gateway.dependencies import GatewayParts, Reader, errors
 from gateway.routing import Routing

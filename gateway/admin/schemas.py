@@ -6,6 +6,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from core.access import Allowance, ApiKey, Scope
+from core.deployment import Deployment
 from core.episode import Episode
 from core.evaluation import Evaluation
 from core.job import Job, JobStatus
@@ -13,7 +14,6 @@ from core.policy import Policy, PolicyVersion, Provenance
 from core.release import Release, ReleaseStep
 from core.trajectory import BreakCause
 from core.turn import Turn
-from core.variant import Deployment
 from core.verdict import Reward, Verdict
 
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")

@@ -4,9 +4,10 @@ from collections.abc import Iterator
 
 from fastapi import APIRouter, Depends
 
+from core.deployment import DeploymentStatus
 from core.errors import ModelNotFound
 from core.policy import Policy, ServingStatus
-from core.variant import DeploymentStatus, ModelName, Variant
+from core.variant import ModelName, Variant
 from gateway.callers import InferenceCaller
 from gateway.dependencies import BEARER, GatewayParts, errors
 from gateway.openai_api.documents import ModelCard, ModelList

@@ -88,6 +88,7 @@ class FakeEngineServer:
         application.add_routes(
             [
                 web.get("/health", self._health),
+                web.get("/version", self._version),
                 web.get("/v1/models", self._models),
                 web.get("/metrics", self._metrics),
                 web.post("/v1/chat/completions", self._chat),
@@ -120,6 +121,9 @@ class FakeEngineServer:
     def identity(self, model: str) -> str:
         """What stands for the weights that answer under ``model``; KeyError: not served."""
         return fake_model.base_identity(self.base_name) if model == self.base_name else self.adapters[model]
+
+    async def _version(self, _request: web.Request) -> web.Response:
+        return web.json_response({"version": "0.32.0"})
 
     async def _health(self, request: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)

@@ -1,7 +1,7 @@
 """Engine over vLLM's HTTP API (read from 0.32.0; also spoken by the fake)."""
 
 from collections import defaultdict
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -9,10 +9,12 @@ import aiohttp
 from prometheus_client.parser import text_string_to_metric_families
 
 from core.errors import AdapterRejected, EngineError, EngineUnavailable
+from serving.engines.base import EngineMetrics
 
 _HEALTH_SECONDS = 5.0
 """Generous: on a machine whose processors are all busy a healthy engine can take seconds."""
 _REQUEST_SECONDS = 30.0
+_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
 
 
 class VllmEngine:
@@ -96,7 +98,13 @@ class VllmEngine:
         except (KeyError, IndexError, TypeError, ValueError) as error:
             raise EngineError(f"{self._url} gave prompt_logprobs in an unknown form: {error!r}") from error
 
-    async def metrics(self) -> dict[str, float]:
+    async def version(self) -> str:
+        """GET /version."""
+        async with self._send("GET", "/version", seconds=self._health_seconds) as response:
+            body = await _json(response)
+        return str(body.get("version") or "unknown")
+
+    async def metrics(self) -> EngineMetrics:
         """GET /metrics, summed over labels but ``position``."""
         async with self._send("GET", "/metrics", seconds=self._health_seconds) as response:
             text = await response.text()
@@ -108,7 +116,7 @@ class VllmEngine:
                     sums[sample.name if position is None else f"{sample.name}[{position}]"] += sample.value
         except ValueError as error:
             raise EngineError(f"{self._url}/metrics cannot be parsed: {error}") from error
-        return dict(sums)
+        return _metrics(sums)
 
     async def close(self) -> None:
         """Close all connections."""
@@ -130,6 +138,25 @@ class VllmEngine:
                 yield response
         except (TimeoutError, aiohttp.ClientError, OSError) as error:
             raise EngineUnavailable(f"{self._url}{path}: {type(error).__name__}: {error}") from error
+
+
+def _metrics(sums: Mapping[str, float]) -> EngineMetrics:
+    positions: list[float] = []
+    while (name := f"{_PER_POSITION}[{len(positions)}]") in sums:
+        positions.append(sums[name])
+    return EngineMetrics(
+        running=int(sums.get("vllm:num_requests_running", 0)),
+        waiting=int(sums.get("vllm:num_requests_waiting", 0)),
+        kv_use=sums.get("vllm:kv_cache_usage_perc", 0.0),
+        prefix_queries=sums.get("vllm:prefix_cache_queries_total", 0.0),
+        prefix_hits=sums.get("vllm:prefix_cache_hits_total", 0.0),
+        output_tokens=sums.get("vllm:generation_tokens_total", 0.0),
+        drafts=sums.get("vllm:spec_decode_num_drafts_total", 0.0),
+        draft_tokens=sums.get("vllm:spec_decode_num_draft_tokens_total", 0.0),
+        accepted_tokens=sums.get("vllm:spec_decode_num_accepted_tokens_total", 0.0),
+        accepted_by_position=tuple(positions),
+        raw=dict(sums),
+    )
 
 
 async def _json(response: aiohttp.ClientResponse) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from sqlalchemy import delete
 
-from core.variant import Deployment
+from core.deployment import Deployment
 from store.connection import Connection
 from store.repositories.base import Repository
 from store.tables.deployments import DEPLOYMENTS

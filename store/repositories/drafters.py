@@ -1,6 +1,6 @@
 """Drafters in the store."""
 
-from core.variant import Drafter
+from core.drafter import Drafter
 from store.connection import Connection
 from store.repositories.base import Repository
 from store.tables.drafters import DRAFTERS

@@ -6,6 +6,7 @@ import math
 import pytest
 
 from core.access import ApiKey, AuditRecord, Scope, Tenant
+from core.drafter import Drafter
 from core.episode import EpisodeGroup, EpisodeStatus
 from core.errors import Conflict, InvalidTransition, LeaseLost, NotFound, StoreError
 from core.experiment import Arm, Assignment, Experiment
@@ -13,7 +14,6 @@ from core.policy import Base, Policy, ServingStatus
 from core.release import ReleaseStatus
 from core.run import StepMetrics, TrainingRun
 from core.task import Domain
-from core.variant import Drafter
 from core.verdict import Reward
 from store.held_versions import held, pin, unpin
 from store.store import Store

@@ -13,12 +13,12 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from core.config.schema import HoneConfig
+from core.deployment import Deployment, DeploymentStatus
 from core.episode import Episode, EpisodeStatus
 from core.errors import EngineError
 from core.ids import EPISODE, new_id
 from core.policy import Base, PolicyVersion, ServingStatus
 from core.release import ReleaseStatus
-from core.variant import Deployment, DeploymentStatus
 from serving.engines.fake import FakeEngineServer
 from serving.fleet import Fleet
 from store.events import POLICIES, VERSIONS

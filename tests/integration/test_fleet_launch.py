@@ -13,9 +13,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
+from core.deployment import DeploymentStatus
 from core.errors import MachineError
 from core.policy import Base, ServingStatus
-from core.variant import DeploymentStatus, Variant
+from core.variant import Variant
 from serving.fleet import Fleet
 from store.store import Store
 from tests.serving_harness import Publisher, write_base

@@ -11,8 +11,8 @@ import pytest
 from aiohttp import web
 from structlog.testing import capture_logs
 
+from core.deployment import DeploymentStatus
 from core.errors import StoreError
-from core.variant import DeploymentStatus
 from serving.engines import fake_shapes
 from tests.gateway_harness import POLICY, QUESTION, Harness, hone_headers, running_gateway
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from core.deployment import DEPLOYMENT_TRANSITIONS, DeploymentStatus
 from core.episode import EPISODE_TRANSITIONS, EpisodeStatus
 from core.errors import InvalidTransition
 from core.job import JOB_TRANSITIONS, JobStatus
 from core.policy import SERVING_TRANSITIONS, ServingStatus
 from core.release import RELEASE_TRANSITIONS, ReleaseStatus
-from core.variant import DEPLOYMENT_TRANSITIONS, DeploymentStatus
 
 LIFECYCLES = [
     (EPISODE_TRANSITIONS, EpisodeStatus, EpisodeStatus.RUNNING),

@@ -9,11 +9,12 @@ import httpx
 import pytest
 
 from core.config.schema import FleetSection, HoneConfig, StoreSection, WorkerSection
+from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, LearnerError, SandboxError
 from core.evaluation import Evaluation
 from core.run import TrainingRun
 from core.statistics import Interval
-from core.variant import Deployment, DeploymentStatus, Variant
+from core.variant import Variant
 from hone import leftovers
 from hone.demo import main as module
 from hone.demo.main import demo_settings, run_demo

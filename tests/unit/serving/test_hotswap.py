@@ -9,9 +9,10 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from core.config.load import load_config
+from core.deployment import Deployment
 from core.errors import CorruptArtefact, EngineError
 from core.policy import PolicyVersion
-from core.variant import Deployment, Variant
+from core.variant import Variant
 from serving import hotswap, reconciler
 from serving.engines.vllm import VllmEngine
 from serving.fleet_metrics import FleetMetrics

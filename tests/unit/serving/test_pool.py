@@ -4,9 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from core.deployment import Deployment, DeploymentStatus, LoadedVersion
 from core.errors import EngineUnavailable, ModelNotFound, VersionNotServed
 from core.policy import Base, Policy, PolicyVersion, ProbeResult, ServingStatus
-from core.variant import Deployment, DeploymentStatus, LoadedVersion, Variant, parse_model_name
+from core.variant import Variant, parse_model_name
 from serving.pool import InFlight, RoutingTable
 
 BASE = Base(name="base", path="/models/base", fingerprint="f")

@@ -3,22 +3,16 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from serving.engines.base import EngineMetrics
 from serving.engines.fake import FakeEngineServer
 from serving.engines.vllm import VllmEngine
-from serving.speculation import acceptance
+from serving.speculation.acceptance import acceptance
 
 
-def counters(
-    drafts: float, draft_tokens: float, accepted: float, positions: tuple[float, ...] = ()
-) -> dict[str, float]:
-    values = {
-        "vllm:spec_decode_num_drafts_total": drafts,
-        "vllm:spec_decode_num_draft_tokens_total": draft_tokens,
-        "vllm:spec_decode_num_accepted_tokens_total": accepted,
-    }
-    for index, value in enumerate(positions):
-        values[f"vllm:spec_decode_num_accepted_tokens_per_pos_total[{index}]"] = value
-    return values
+def counters(drafts: float, draft_tokens: float, accepted: float, positions: tuple[float, ...] = ()) -> EngineMetrics:
+    return EngineMetrics(
+        drafts=drafts, draft_tokens=draft_tokens, accepted_tokens=accepted, accepted_by_position=positions
+    )
 
 
 def test_acceptance_is_what_happened_in_between():
@@ -31,7 +25,7 @@ def test_acceptance_is_what_happened_in_between():
 
 def test_nothing_happened():
     """Without a step, or without speculation, there is nothing to say."""
-    assert acceptance({}, {}) is None
+    assert acceptance(EngineMetrics(), EngineMetrics()) is None
     assert acceptance(counters(5, 20, 3), counters(5, 20, 3)) is None
 
 
@@ -46,7 +40,7 @@ def test_a_restarted_engine_counts_from_zero():
 def test_rates_are_shares(drafts, per_step, share):
     """The rate lies in [0, 1] and a step yields between one token and one more than were drafted."""
     drafted = drafts * per_step
-    seen = acceptance({}, counters(drafts, drafted, int(drafted * share)))
+    seen = acceptance(EngineMetrics(), counters(drafts, drafted, int(drafted * share)))
     assert seen is not None and 0 <= seen.rate <= 1
     assert 1 <= seen.tokens_per_step <= 1 + per_step
 

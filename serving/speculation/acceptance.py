@@ -1,12 +1,8 @@
 """How well draft tokens are accepted, from an engine's counters. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
-_DRAFTS = "vllm:spec_decode_num_drafts_total"
-_DRAFT_TOKENS = "vllm:spec_decode_num_draft_tokens_total"
-_ACCEPTED_TOKENS = "vllm:spec_decode_num_accepted_tokens_total"
-_PER_POSITION = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+from serving.engines.base import EngineMetrics
 
 
 @dataclass(frozen=True)
@@ -25,28 +21,26 @@ class Acceptance:
     """Share of the steps in which the draft token at this position was accepted."""
 
 
-def acceptance(before: Mapping[str, float], after: Mapping[str, float]) -> Acceptance | None:
+def acceptance(before: EngineMetrics, after: EngineMetrics) -> Acceptance | None:
     """What happened between two readings of ``Engine.metrics``; None without a speculation step in between.
 
     A restarted engine counts from zero again, which shows as a fall: then ``after`` alone is taken.
     """
-    if after.get(_DRAFTS, 0.0) < before.get(_DRAFTS, 0.0):
-        before = {}
-
-    def gained(name: str) -> float:
-        return max(0.0, after.get(name, 0.0) - before.get(name, 0.0))
-
-    drafts, draft_tokens, accepted = gained(_DRAFTS), gained(_DRAFT_TOKENS), gained(_ACCEPTED_TOKENS)
+    if after.drafts < before.drafts:
+        before = EngineMetrics()
+    drafts = after.drafts - before.drafts
+    draft_tokens = after.draft_tokens - before.draft_tokens
+    accepted = after.accepted_tokens - before.accepted_tokens
     if drafts <= 0 or draft_tokens <= 0:
         return None
-    positions: list[float] = []
-    while f"{_PER_POSITION}[{len(positions)}]" in after:
-        positions.append(gained(f"{_PER_POSITION}[{len(positions)}]") / drafts)
+    earlier = before.accepted_by_position or (0.0,) * len(after.accepted_by_position)
     return Acceptance(
         drafts=int(drafts),
         draft_tokens=int(draft_tokens),
         accepted_tokens=int(accepted),
         rate=accepted / draft_tokens,
         tokens_per_step=1.0 + accepted / drafts,
-        by_position=tuple(positions),
+        by_position=tuple(
+            (now - then) / drafts for now, then in zip(after.accepted_by_position, earlier, strict=False)
+        ),
     )
