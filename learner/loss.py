@@ -1,4 +1,4 @@
-"""Token-level losses, corrections and statistics, as pure functions over explicit tensors.
+"""Token-level losses, aggregations and statistics, as pure functions over explicit tensors.
 
 All tensors of one call have one shape, rows x tokens; index t of every tensor speaks about token t. ``mask``
 is 1 where a token was sampled by the policy. What lies under a 0 of the mask never matters, not even NaN.
@@ -27,7 +27,7 @@ _MAX_LOG_RATIO = 20.0
 
 def token_log_ratio(new_logprobs: Tensor, old_logprobs: Tensor, mask: Tensor) -> Tensor:
     """new - old per token, within +-20; exactly 0 outside the mask."""
-    return _inside(new_logprobs - old_logprobs, mask).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    return inside(new_logprobs - old_logprobs, mask).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
 
 
 def clip_loss(
@@ -44,41 +44,22 @@ def clip_loss(
     """The clipped policy loss per token, not aggregated, 0 outside the mask.
 
     The ratio is clipped to [1 - ``clip_low``, 1 + ``clip_high``]. ``dual_clip`` bounds the loss of a token
-    with negative advantage to ``dual_clip`` times |advantage|. ``token_weights`` (see ``mismatch_weights``)
+    with negative advantage to ``dual_clip`` times |advantage|. ``token_weights`` (see ``learner.corrections``)
     multiply the loss and carry no gradient.
     """
     ratio = token_log_ratio(new_logprobs, old_logprobs, mask).exp()
-    gain = _inside(advantages, mask)
+    gain = inside(advantages, mask)
     loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - clip_low, 1 + clip_high))
     if dual_clip is not None:
         loss = torch.where(gain < 0, torch.minimum(loss, -gain * dual_clip), loss)
     if token_weights is not None:
-        loss = loss * _inside(token_weights.detach(), mask)
-    return _inside(loss, mask)
+        loss = loss * inside(token_weights.detach(), mask)
+    return inside(loss, mask)
 
 
 def sft_loss(new_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Negative log-likelihood per token, not aggregated, 0 outside the mask."""
-    return _inside(-new_logprobs, mask)
-
-
-def mismatch_weights(old_logprobs: Tensor, behaviour_logprobs: Tensor, *, cap: float) -> Tensor:
-    """Truncated importance weights min(exp(old - behaviour), cap) per token (TIS), without gradient.
-
-    They correct for the engine sampling from slightly other probabilities than the learner computes.
-    """
-    return _weights(old_logprobs, behaviour_logprobs).clamp(max=cap)
-
-
-def icepop_weights(
-    old_logprobs: Tensor, behaviour_logprobs: Tensor, *, low: float = 0.5, high: float = 5.0
-) -> Tensor:
-    """exp(old - behaviour) inside [low, high], else 0 (IcePop), without gradient.
-
-    A dropped token still counts in the denominator, otherwise dropping would raise the weight of the rest.
-    """
-    weights = _weights(old_logprobs, behaviour_logprobs)
-    return torch.where((weights >= low) & (weights <= high), weights, torch.zeros_like(weights))
+    return inside(-new_logprobs, mask)
 
 
 def kl_k1(new_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -89,6 +70,13 @@ def kl_k1(new_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Ten
 def kl_k2(new_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
     """(new - reference)^2 / 2 per token: the estimator to use as a loss, its gradient is the KL's."""
     return token_log_ratio(new_logprobs, reference_logprobs, mask).square() / 2
+
+
+def kl_k3_as_loss(new_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
+    """k3 as a value, with the gradient of k2, which is the KL's (straight-through, verl's ``k3+``)."""
+    value = kl_k3(new_logprobs, reference_logprobs, mask).detach()
+    gradient = kl_k2(new_logprobs, reference_logprobs, mask)
+    return gradient + (value - gradient.detach())
 
 
 def kl_k3(new_logprobs: Tensor, reference_logprobs: Tensor, mask: Tensor) -> Tensor:
@@ -102,7 +90,7 @@ def token_mean(per_token: Tensor, mask: Tensor, global_tokens: float) -> Tensor:
 
     Every sampled token counts the same, so an Episode that is split over several rows counts once.
     """
-    return _inside(per_token, mask).sum() / _positive(global_tokens, "global_tokens")
+    return inside(per_token, mask).sum() / _positive(global_tokens, "global_tokens")
 
 
 def seq_mean_token_mean(
@@ -114,13 +102,13 @@ def seq_mean_token_mean(
     together, and ``global_sequences`` the number of Episodes in the optimizer step: a split Episode counts
     once.
     """
-    per_row = _inside(per_token, mask).sum(dim=-1) / sequence_tokens.clamp(min=1)
+    per_row = inside(per_token, mask).sum(dim=-1) / sequence_tokens.clamp(min=1)
     return per_row.sum() / _positive(global_sequences, "global_sequences")
 
 
 def seq_mean_token_sum(per_token: Tensor, mask: Tensor, *, global_sequences: float) -> Tensor:
     """The mean over Episodes of each one's sum over its tokens."""
-    return _inside(per_token, mask).sum() / _positive(global_sequences, "global_sequences")
+    return inside(per_token, mask).sum() / _positive(global_sequences, "global_sequences")
 
 
 def seq_mean_token_sum_norm(
@@ -204,13 +192,13 @@ def loss_statistics(
     """What one micro-batch shows about clipping, movement, mismatch and effective sample size."""
     log_ratio = token_log_ratio(new_logprobs, old_logprobs, mask).double()
     mismatch = token_log_ratio(old_logprobs, behaviour_logprobs, mask).double()
-    ratio, gain, inside = log_ratio.exp(), _inside(advantages, mask), mask.double()
+    ratio, gain, counted = log_ratio.exp(), inside(advantages, mask), mask.double()
     clipped = (-gain * ratio.clamp(1 - clip_low, 1 + clip_high) > -gain * ratio).double()
-    weights = mismatch.exp() * inside
+    weights = mismatch.exp() * counted
     sums = torch.stack(
         [
-            inside.sum(),
-            (clipped * inside).sum(),
+            counted.sum(),
+            (clipped * counted).sum(),
             -log_ratio.sum(),
             (mismatch.expm1() - mismatch).sum(),
             weights.sum(),
@@ -220,13 +208,9 @@ def loss_statistics(
     return LossStatistics(*sums.tolist())
 
 
-def _inside(values: Tensor, mask: Tensor) -> Tensor:
+def inside(values: Tensor, mask: Tensor) -> Tensor:
+    """``values`` where the mask is 1, and exactly 0 elsewhere, whatever stands there."""
     return torch.where(mask.bool(), values, torch.zeros_like(values))
-
-
-def _weights(old_logprobs: Tensor, behaviour_logprobs: Tensor) -> Tensor:
-    difference = (old_logprobs - behaviour_logprobs).detach()
-    return difference.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
 
 
 def _positive(count: float, name: str) -> float:

@@ -18,9 +18,10 @@ from torch import Tensor
 from core.config.schema import LearnerSection
 from core.errors import LearnerError
 from learner.batch import TensorBatch
+from learner.corrections import mismatch_weights
 from learner.deepspeed_engine import DeepSpeedEngine
 from learner.distributed import World
-from learner.loss import LossStatistics, clip_loss, loss_statistics, mismatch_weights, sft_loss, token_mean
+from learner.loss import LossStatistics, clip_loss, loss_statistics, sft_loss, token_mean
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,23 @@
 """Group-relative advantages against reference values of verl and TRL, and their invariants."""
 
+import statistics
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from core.errors import LearnerError
-from learner.advantages import EPS_TRL, group_advantages, leave_one_out_advantages
+from learner.advantages import (
+    EPS_TRL,
+    RunningBaseline,
+    batch_advantages,
+    group_advantages,
+    leave_one_out_advantages,
+    overlong_penalty,
+    per_reward_advantages,
+    step_advantages,
+    whitened_by_tokens,
+)
 
 MIXED = (0.2, 0.4, 0.9, 0.1)
 BINARY = (1.0, 0.0, 0.0, 1.0)
@@ -97,3 +109,57 @@ def test_advantages_follow_their_attempts_in_any_order(rewards, data) -> None:
     plain = group_advantages(rewards).values
     moved = group_advantages([rewards[i] for i in order]).values
     assert moved == pytest.approx([plain[i] for i in order], abs=1e-6)
+
+
+def test_whitening_over_tokens_equals_the_reference() -> None:
+    """REINFORCE++ with a group baseline gives verl's numbers, for pairs and for groups of four."""
+    pairs = [group_advantages((1, 0), scale="none"), group_advantages((1, 0.25), scale="none")]
+    first, second = whitened_by_tokens(pairs, [(4, 3), (4, 2)])
+    assert (*first, *second) == pytest.approx((0.889499, -1.313070, 0.614178, -1.037749), abs=2e-6)
+
+
+def test_the_batch_scale_is_one_for_all_groups() -> None:
+    """Groups are centred by themselves and divided by the standard deviation of all rewards (TRL's ``batch``)."""
+    first, second = batch_advantages([(1, 0, None), (0.5, 0.5)])
+    divisor = statistics.stdev((1, 0, 0.5, 0.5)) + EPS_TRL
+    assert first.values == pytest.approx((0.5 / divisor, -0.5 / divisor, 0))
+    assert second.values == (0, 0) and second.zero_variance
+
+
+def test_every_kind_of_reward_is_normalised_by_itself() -> None:
+    """A reward with a range of 100 weighs no more than one with a range of 1, unless its weight says so."""
+    wide = {"tests": (0.0, 1.0), "style": (100.0, 0.0)}
+    assert per_reward_advantages(wide, {}).values == pytest.approx((0, 0), abs=1e-4)
+    assert per_reward_advantages(wide, {"style": 3.0}).values[0] == pytest.approx(2 * 0.707106, abs=1e-4)
+
+
+def test_steps_from_one_state_are_compared_with_one_another() -> None:
+    """GiGPO compares returns of steps that began in the same state; a state seen once teaches nothing."""
+    values = step_advantages([("start", "a"), ("start", "b"), ("start", "a")], [(1, 1), (0, 0), (0.5, 0.5)])
+    assert values == [(0.5, 0.25), (-0.5, 0.0), (0.0, -0.25)]
+
+
+def test_an_episode_without_a_group_stands_against_the_ones_before_it() -> None:
+    """The first reward has no advantage, each later one that over the average before it."""
+    baseline, gains = RunningBaseline(), []
+    for reward in (1.0, 0.0, 0.5):
+        gain, baseline = baseline.taken(reward)
+        gains.append(gain)
+    assert gains == [0.0, -1.0, 0.0]
+    with pytest.raises(LearnerError):
+        baseline.taken(float("nan"))
+
+
+@given(st.lists(st.floats(-1, 1), min_size=1, max_size=200))
+def test_the_running_average_stays_within_what_it_saw(rewards) -> None:
+    """The average never leaves the range of the rewards."""
+    baseline = RunningBaseline()
+    for reward in rewards:
+        _, baseline = baseline.taken(reward)
+    assert min(rewards) - 1e-9 <= baseline.mean <= max(rewards) + 1e-9
+
+
+@pytest.mark.parametrize(("tokens", "expected"), [(3000, 0.0), (3500, -0.417969), (4096, -1.0), (9999, -1.0)])
+def test_the_overlong_penalty_equals_the_reference(tokens, expected) -> None:
+    """DAPO's soft penalty: none up to the buffer, then linear to its full size."""
+    assert overlong_penalty(tokens, longest=4096, buffer=1024) == pytest.approx(expected, abs=1e-6)

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from core.errors import LearnerError
-from learner import loss
+from learner import corrections, loss
 
 
 def rows(values: list[list[float]]) -> Tensor:
@@ -99,7 +99,7 @@ def test_dual_clip_bounds_a_negative_token() -> None:
 
 def test_truncated_importance_weights_equal_the_reference() -> None:
     """TIS with cap 2 gives verl's weights and loss."""
-    weights = loss.mismatch_weights(OLD, ROLL, cap=2.0)
+    weights = corrections.mismatch_weights(OLD, ROLL, cap=2.0)
     assert weights[0, [0, 1, 3, 4]].tolist() == pytest.approx([1.051271, 1.051271, 0.904837, 2.0], abs=2e-6)
     per_token = loss.clip_loss(NEW, OLD, ADVANTAGES, MASK, **SYMMETRIC, token_weights=weights)
     assert loss.token_mean(per_token, MASK, N).item() == pytest.approx(-0.260653, abs=2e-6)
@@ -107,7 +107,7 @@ def test_truncated_importance_weights_equal_the_reference() -> None:
 
 def test_icepop_equals_the_reference() -> None:
     """IcePop in [0.5, 2] drops row 0's last token, keeps the denominator, and gives verl's loss."""
-    weights = loss.icepop_weights(OLD, ROLL, low=0.5, high=2.0)
+    weights = corrections.icepop_weights(OLD, ROLL, low=0.5, high=2.0)
     assert (weights[MASK.bool()] == 0).sum() == 1
     assert weights[0, 4] == 0
     per_token = loss.clip_loss(NEW, OLD, ADVANTAGES, MASK, **SYMMETRIC, token_weights=weights)
@@ -171,7 +171,7 @@ def test_an_empty_batch_has_no_loss(count) -> None:
 def test_equal_logprobs_give_the_plain_reinforce_gradient() -> None:
     """With new = old = behaviour the gradient is that of -A log p, weights included."""
     clipped, plain = NEW.clone().requires_grad_(), NEW.clone().requires_grad_()
-    weights = loss.mismatch_weights(NEW, NEW, cap=2.0)
+    weights = corrections.mismatch_weights(NEW, NEW, cap=2.0)
     per_token = loss.clip_loss(clipped, NEW, ADVANTAGES, MASK, **HIGHER, token_weights=weights)
     loss.token_mean(per_token, MASK, N).backward()
     loss.token_mean(-ADVANTAGES * plain, MASK, N).backward()
@@ -190,8 +190,8 @@ def test_zero_advantage_gives_zero_gradient(dual_clip) -> None:
 def test_weights_carry_no_gradient() -> None:
     """The mismatch correction scales the loss and is not itself optimised."""
     old = OLD.clone().requires_grad_()
-    assert not loss.mismatch_weights(old, ROLL, cap=2.0).requires_grad
-    assert not loss.icepop_weights(old, ROLL).requires_grad
+    assert not corrections.mismatch_weights(old, ROLL, cap=2.0).requires_grad
+    assert not corrections.icepop_weights(old, ROLL).requires_grad
     weights = torch.ones_like(NEW, requires_grad=True)
     assert not loss.clip_loss(NEW, OLD, ADVANTAGES, MASK, **HIGHER, token_weights=weights).requires_grad
 
@@ -202,7 +202,7 @@ def test_what_is_masked_out_never_matters(value) -> None:
     out = MASK == 0
     new = NEW.masked_fill(out, value).requires_grad_()
     old, roll, gain = (tensor.masked_fill(out, value) for tensor in (OLD, ROLL, ADVANTAGES))
-    weights = loss.mismatch_weights(old, roll, cap=2.0)
+    weights = corrections.mismatch_weights(old, roll, cap=2.0)
     total = loss.token_mean(loss.clip_loss(new, old, gain, MASK, **SYMMETRIC, token_weights=weights), MASK, N)
     total.backward()
     assert total.item() == pytest.approx(-0.260653, abs=2e-6)
@@ -227,12 +227,16 @@ def every_loss(batch: tuple[Tensor, ...], totals: tuple[Tensor, Tensor, float]) 
     new, old, behaviour, gain, mask = batch
     sequence_tokens, tokens, sequences = totals
     new = new.clone().requires_grad_()
+    truncated = corrections.mismatch_weights(old, behaviour, cap=2.0)
     kinds = [
-        loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=loss.mismatch_weights(old, behaviour, cap=2.0)),
-        loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=loss.icepop_weights(old, behaviour)),
+        loss.clip_loss(
+            new, old, gain, mask, **HIGHER, token_weights=corrections.mismatch_weights(old, behaviour, cap=2.0)
+        ),
+        loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=corrections.icepop_weights(old, behaviour)),
         loss.sft_loss(new, mask),
         loss.kl_k2(new, behaviour, mask),
         loss.kl_k3(new, behaviour, mask),
+        loss.kl_k3_as_loss(new, behaviour, mask),
     ]
     values = torch.stack(
         [
