@@ -19,6 +19,10 @@ class TensorBatch:
     """1 where a token was sampled and enters the loss; float32."""
     behaviour_logprobs: Tensor
     advantages: Tensor
+    sequence_tokens: Tensor
+    """Per row: loss tokens of the row's whole Episode; float32, of shape (rows,)."""
+    episodes: float
+    """How many Episodes have their first row here: summed over the step, each Episode counts once."""
 
 
 def to_tensors(batch: MicroBatch, device: torch.device) -> TensorBatch:
@@ -28,6 +32,8 @@ def to_tensors(batch: MicroBatch, device: torch.device) -> TensorBatch:
         mask=torch.from_numpy(batch.loss_mask.astype(np.float32)).to(device),
         behaviour_logprobs=torch.from_numpy(batch.behaviour_logprobs).to(device),
         advantages=torch.from_numpy(batch.advantages).to(device),
+        sequence_tokens=torch.from_numpy(batch.sequence_tokens.astype(np.float32)).to(device),
+        episodes=float(batch.first_rows.sum()),
     )
 
 

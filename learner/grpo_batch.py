@@ -8,7 +8,8 @@ from statistics import fmean
 
 from core.config.schema import LearnerSection
 from core.sample import TrainingSample
-from learner.intake import Attempt, group_to_samples, refusal
+from learner.intake import Attempt, GroupIntake, group_samples, refusal, take_group
+from learner.objective import Objective
 
 
 @dataclass(frozen=True)
@@ -37,48 +38,54 @@ def build_batch(
     ``shuffle_seed`` deals rewards out anew among the attempts of each group that count: the control run, which
     has the same advantages and must not learn. Reported rewards and successes are the true ones.
     """
-    samples: list[TrainingSample] = []
-    episode_ids: list[str] = []
-    counts: Counter[str] = Counter()
-    rewards: list[float] = []
-    flat = 0
-    for index, group in enumerate(groups):
-        attempts = list(group)
-        if shuffle_seed is not None:
-            counts_in = [
-                refusal(attempt, line=line, max_staleness=config.max_staleness) is None for attempt in attempts
-            ]
-            counted = [attempt for attempt, counts_too in zip(attempts, counts_in, strict=True) if counts_too]
-            dealt = iter(shuffle_rewards(counted, seed=f"{shuffle_seed}:{index}"))
-            attempts = [
-                next(dealt) if counts_too else attempt
-                for attempt, counts_too in zip(attempts, counts_in, strict=True)
-            ]
-        taken = group_to_samples(
-            attempts,
+    intakes = [
+        take_group(
+            group if shuffle_seed is None else _dealt_anew(group, config, line, f"{shuffle_seed}:{index}"),
             line=line,
             max_staleness=config.max_staleness,
-            scale=config.advantage,
         )
-        samples += taken.samples
-        episode_ids += taken.counted_episode_ids
-        rewards += taken.rewards
-        flat += taken.advantages.zero_variance
-        counts.update({f"refused_{cause}": number for cause, number in taken.refused.items()})
-        counts.update({f"break_{cause}": number for cause, number in taken.breaks.items()})
-        counts["truncated"] += taken.truncated
-    seen = set(episode_ids)
-    successes = [
-        float(bool(attempt.episode.success)) for group in groups for attempt in group if attempt.episode.id in seen
+        for index, group in enumerate(groups)
     ]
+    objective = Objective(config.objective)
+    advantages = objective.advantages(
+        [intake.rewards for intake in intakes], [intake.loss_tokens for intake in intakes]
+    )
+    samples = [
+        sample for intake, values in zip(intakes, advantages, strict=True) for sample in group_samples(intake, values)
+    ]
+    counted = [attempt.episode for intake in intakes for attempt in intake.counted]
+    rewards = [reward for intake in intakes for reward in intake.rewards]
+    # Dealt rewards do not touch what an attempt achieved.
+    successes = [float(bool(episode.success)) for episode in counted]
     return GrpoBatch(
         samples=tuple(samples),
-        episode_ids=tuple(episode_ids),
+        episode_ids=tuple(episode.id for episode in counted),
         reward_mean=fmean(rewards) if rewards else None,
         success_rate=fmean(successes) if successes else None,
-        values={name: float(number) for name, number in counts.items()}
-        | {"groups": float(len(groups)), "zero_variance_groups": float(flat), "samples": float(len(samples))},
+        values=_counts(intakes)
+        | {
+            "groups": float(len(groups)),
+            "zero_variance_groups": float(sum(values.zero_variance for values in advantages)),
+            "samples": float(len(samples)),
+        },
     )
+
+
+def _counts(intakes: Sequence[GroupIntake]) -> dict[str, float]:
+    counts: Counter[str] = Counter()
+    for intake in intakes:
+        counts.update({f"refused_{cause}": number for cause, number in intake.refused.items()})
+        counts.update({f"break_{cause}": number for cause, number in intake.breaks.items()})
+        counts["truncated"] += intake.truncated
+    return {name: float(number) for name, number in counts.items()}
+
+
+def _dealt_anew(group: Sequence[Attempt], config: LearnerSection, line: Sequence[int], seed: str) -> list[Attempt]:
+    """The group with the rewards of the attempts that count permuted among those."""
+    counts = [refusal(attempt, line=line, max_staleness=config.max_staleness) is None for attempt in group]
+    counted = [attempt for attempt, counts_too in zip(group, counts, strict=True) if counts_too]
+    dealt = iter(shuffle_rewards(counted, seed=seed))
+    return [next(dealt) if counts_too else attempt for attempt, counts_too in zip(group, counts, strict=True)]
 
 
 def shuffle_rewards(attempts: Sequence[Attempt], *, seed: str) -> list[Attempt]:

@@ -14,7 +14,7 @@ from core.errors import LearnerError
 from core.sample import TrainingSample
 from core.trajectory import BreakCause
 from core.turn import Turn
-from learner.advantages import EPS_VERL, GroupAdvantages, Scale, group_advantages
+from learner.advantages import GroupAdvantages
 from learner.samples import count_breaks, episode_samples, is_exact, training_turns
 
 
@@ -47,21 +47,25 @@ class Attempt:
 
 @dataclass(frozen=True)
 class GroupIntake:
-    """What a group gives to an optimizer step."""
+    """The attempts of a group that count, and what became of the others."""
 
-    samples: tuple[TrainingSample, ...]
-    """Only those with tokens in the loss; empty for a zero-variance group unless asked for."""
-    advantages: GroupAdvantages
-    """Of the attempts that were not refused, in order."""
-    counted_episode_ids: tuple[str, ...]
-    """The Episodes that the step saw: those in the baseline. A Checkpoint's lineage."""
+    counted: tuple[Attempt, ...]
+    """Those that were not refused: they enter the baseline. A Checkpoint's lineage."""
     rewards: tuple[float, ...]
-    """Of the counted Episodes, in order."""
+    """Of the counted attempts, in order."""
     refused: Mapping[RefusalCause, int]
     truncated: int
     """Counted attempts that are in the baseline only."""
     breaks: Mapping[BreakCause, int]
     """Branches beyond each Episode's first, by cause."""
+
+    @property
+    def loss_tokens(self) -> tuple[int, ...]:
+        """Of each counted attempt: tokens that would enter the loss."""
+        return tuple(
+            sum(sum(sample.loss_mask) for sample in episode_samples(attempt.episode, attempt.turns, 0.0))
+            for attempt in self.counted
+        )
 
 
 def refusal(attempt: Attempt, *, line: Sequence[int], max_staleness: int) -> RefusalCause | None:
@@ -81,26 +85,17 @@ def refusal(attempt: Attempt, *, line: Sequence[int], max_staleness: int) -> Ref
     return _turns_refusal(attempt) or _version_refusal(attempt, line, max_staleness)
 
 
-def group_to_samples(
-    attempts: Sequence[Attempt],
-    *,
-    line: Sequence[int],
-    max_staleness: int,
-    scale: Scale = "group_std",
-    eps: float = EPS_VERL,
-    keep_zero_variance: bool = False,
-) -> GroupIntake:
-    """The attempts of one EpisodeGroup as TrainingSamples with group-relative advantages.
+def take_group(attempts: Sequence[Attempt], *, line: Sequence[int], max_staleness: int) -> GroupIntake:
+    """Sort the attempts of one EpisodeGroup into those that count and those that are refused.
 
-    A group without variance gives no samples by default: their gradient is 0, and they would only dilute the
-    token mean. Raises LearnerError when the attempts are not of one group and Policy, or a reward is not
-    finite.
+    Raises LearnerError when they are not of one group and Policy.
     """
     if len({(attempt.episode.group_id, attempt.episode.policy) for attempt in attempts}) > 1:
         raise LearnerError("the attempts belong to different groups or Policies")
     refused: Counter[RefusalCause] = Counter()
     counted: list[Attempt] = []
     rewards: list[float] = []
+    breaks: Counter[BreakCause] = Counter()
     for attempt in attempts:
         cause = refusal(attempt, line=line, max_staleness=max_staleness)
         if cause is not None or attempt.episode.reward is None:
@@ -108,21 +103,28 @@ def group_to_samples(
             continue
         counted.append(attempt)
         rewards.append(attempt.episode.reward)
-    advantages = group_advantages(rewards, scale=scale, eps=eps)
-    breaks: Counter[BreakCause] = Counter()
-    samples: list[TrainingSample] = []
-    for attempt, advantage in zip(counted, advantages.values, strict=True):
         breaks += count_breaks(attempt.episode, attempt.turns)
-        if keep_zero_variance or not advantages.zero_variance:
-            samples += episode_samples(attempt.episode, attempt.turns, advantage)
     return GroupIntake(
-        samples=tuple(sample for sample in samples if any(sample.loss_mask)),
-        advantages=advantages,
-        counted_episode_ids=tuple(attempt.episode.id for attempt in counted),
+        counted=tuple(counted),
         rewards=tuple(rewards),
         refused=refused,
         truncated=sum(attempt.episode.stop_reason is StopReason.TRUNCATED for attempt in counted),
         breaks=breaks,
+    )
+
+
+def group_samples(intake: GroupIntake, advantages: GroupAdvantages) -> tuple[TrainingSample, ...]:
+    """The counted attempts as TrainingSamples, those with tokens in the loss.
+
+    A group without variance gives none: their gradient is 0, and they would only dilute the token mean.
+    """
+    if advantages.zero_variance:
+        return ()
+    return tuple(
+        sample
+        for attempt, advantage in zip(intake.counted, advantages.values, strict=True)
+        for sample in episode_samples(attempt.episode, attempt.turns, advantage)
+        if any(sample.loss_mask)
     )
 
 

@@ -129,7 +129,7 @@ class LossStatistics:
 
     tokens: float = 0.0
     clipped: float = 0.0
-    """Tokens of which the clipped term was the loss."""
+    """Tokens that the trust region left without gradient."""
     kl_sum: float = 0.0
     mismatch_kl_sum: float = 0.0
     weight_sum: float = 0.0
@@ -147,7 +147,7 @@ class LossStatistics:
 
     @property
     def clip_share(self) -> float:
-        """Share of tokens of which the clipped term was the loss."""
+        """Share of tokens that the trust region left without gradient."""
         return self.clipped / max(self.tokens, 1.0)
 
     @property
@@ -179,26 +179,36 @@ class LossStatistics:
 
 
 @torch.no_grad()
-def loss_statistics(
+def clipped_tokens(
     new_logprobs: Tensor,
     old_logprobs: Tensor,
-    behaviour_logprobs: Tensor,
     advantages: Tensor,
     mask: Tensor,
     *,
     clip_low: float,
     clip_high: float,
+) -> Tensor:
+    """True where the clipped term is the loss of ``clip_loss``: such a token has no gradient."""
+    ratio, gain = token_log_ratio(new_logprobs, old_logprobs, mask).exp(), inside(advantages, mask)
+    return -gain * ratio.clamp(1 - clip_low, 1 + clip_high) > -gain * ratio
+
+
+@torch.no_grad()
+def loss_statistics(
+    new_logprobs: Tensor, old_logprobs: Tensor, behaviour_logprobs: Tensor, mask: Tensor, *, clipped: Tensor
 ) -> LossStatistics:
-    """What one micro-batch shows about clipping, movement, mismatch and effective sample size."""
+    """What one micro-batch shows about movement, mismatch and effective sample size.
+
+    ``clipped``: True for tokens that the trust region of the loss leaves without gradient.
+    """
     log_ratio = token_log_ratio(new_logprobs, old_logprobs, mask).double()
     mismatch = token_log_ratio(old_logprobs, behaviour_logprobs, mask).double()
-    ratio, gain, counted = log_ratio.exp(), inside(advantages, mask), mask.double()
-    clipped = (-gain * ratio.clamp(1 - clip_low, 1 + clip_high) > -gain * ratio).double()
+    counted = mask.double()
     weights = mismatch.exp() * counted
     sums = torch.stack(
         [
             counted.sum(),
-            (clipped * counted).sum(),
+            (clipped.double() * counted).sum(),
             -log_ratio.sum(),
             (mismatch.expm1() - mismatch).sum(),
             weights.sum(),

@@ -6,7 +6,7 @@ fit in memory fails at once.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -35,6 +35,8 @@ class MicroBatch:
     """-1 on tokens that no policy sampled and on padding."""
     sequence_tokens: Ints
     """Per row: loss tokens of the row's whole Episode, all its rows in all micro-batches together."""
+    first_rows: Ints
+    """Per row: 1 where the row is the first of its Episode with loss tokens, else 0."""
     rows: tuple[int, ...]
     """Per row: its index in what was packed."""
 
@@ -58,12 +60,15 @@ def pack(samples: Sequence[TrainingSample], *, token_budget: int, pad_id: int = 
     if token_budget < 1:
         raise LearnerError(f"token_budget is {token_budget}: it must be at least 1")
     totals: Counter[str] = Counter()
-    for sample in samples:
+    first: dict[str, int] = {}
+    for index, sample in enumerate(samples):
         if not sample.tokens:
             raise LearnerError(f"a sample of Episode {sample.episode_id} has no tokens")
         totals[sample.episode_id] += sum(sample.loss_mask)
+        if any(sample.loss_mask):
+            first.setdefault(sample.episode_id, index)
     return [
-        _collate([(row, samples[row]) for row in rows], totals, pad_id)
+        _collate([(row, samples[row]) for row in rows], totals, set(first.values()), pad_id)
         for rows in _rows_under(token_budget, [len(sample.tokens) for sample in samples])
     ]
 
@@ -93,7 +98,9 @@ def _rows_under(token_budget: int, lengths: Sequence[int]) -> Iterator[list[int]
         yield rows
 
 
-def _collate(rows: Sequence[tuple[int, TrainingSample]], totals: Counter[str], pad_id: int) -> MicroBatch:
+def _collate(
+    rows: Sequence[tuple[int, TrainingSample]], totals: Counter[str], first: Collection[int], pad_id: int
+) -> MicroBatch:
     shape = (len(rows), max(len(sample.tokens) for _, sample in rows))
     batch = MicroBatch(
         tokens=np.full(shape, pad_id, dtype=np.int64),
@@ -104,6 +111,7 @@ def _collate(rows: Sequence[tuple[int, TrainingSample]], totals: Counter[str], p
         advantages=np.zeros(shape, dtype=np.float32),
         versions=np.full(shape, -1, dtype=np.int64),
         sequence_tokens=np.array([totals[sample.episode_id] for _, sample in rows], dtype=np.int64),
+        first_rows=np.array([index in first for index, _ in rows], dtype=np.int64),
         rows=tuple(index for index, _ in rows),
     )
     for row, (_, sample) in enumerate(rows):
@@ -125,4 +133,5 @@ def _without_loss(batch: MicroBatch) -> MicroBatch:
         behaviour_logprobs=np.zeros_like(batch.behaviour_logprobs),
         advantages=np.zeros_like(batch.advantages),
         versions=np.full_like(batch.versions, -1),
+        first_rows=np.zeros_like(batch.first_rows),
     )

@@ -75,10 +75,10 @@ def dppo_loss(
     bind rare tokens hardest, whose probability hardly changes.
     """
     ratio = token_log_ratio(new_logprobs, behaviour_logprobs, mask).exp().detach().clamp(max=cap)
-    keep = _within_variation(
+    keep = ~beyond_variation(
         new_logprobs, behaviour_logprobs, advantages, mask, threshold_low=threshold_low, threshold_high=threshold_high
     )
-    return inside(-keep * ratio * inside(advantages, mask) * inside(new_logprobs, mask), mask)
+    return inside(-keep.to(ratio.dtype) * ratio * inside(advantages, mask) * inside(new_logprobs, mask), mask)
 
 
 def anchored_loss(
@@ -97,13 +97,15 @@ def anchored_loss(
     that are several versions old: it needs no old log-probs.
     """
     log_ratio = token_log_ratio(new_logprobs, behaviour_logprobs, mask)
-    keep = _within_variation(
+    keep = ~beyond_variation(
         new_logprobs, behaviour_logprobs, advantages, mask, threshold_low=threshold_low, threshold_high=threshold_high
     )
-    return inside(-keep * inside(advantages, mask) * log_ratio.exp() + kl_weight * log_ratio.square(), mask)
+    return inside(
+        -keep.to(log_ratio.dtype) * inside(advantages, mask) * log_ratio.exp() + kl_weight * log_ratio.square(), mask
+    )
 
 
-def _within_variation(
+def beyond_variation(
     new_logprobs: Tensor,
     behaviour_logprobs: Tensor,
     advantages: Tensor,
@@ -112,7 +114,7 @@ def _within_variation(
     threshold_low: float,
     threshold_high: float,
 ) -> Tensor:
+    """True where a token's probability has moved past a threshold in the direction of its advantage."""
     moved = inside(new_logprobs, mask).detach().exp() - inside(behaviour_logprobs, mask).exp()
     gain = inside(advantages, mask)
-    left = ((gain > 0) & (moved > threshold_high)) | ((gain <= 0) & (moved < -threshold_low))
-    return (~left).to(new_logprobs.dtype)
+    return ((gain > 0) & (moved > threshold_high)) | ((gain <= 0) & (moved < -threshold_low))

@@ -65,7 +65,13 @@ class Trainer:
     def grpo_update(self, samples: Sequence[TrainingSample]) -> UpdateMetrics:
         """Train on one batch of Episodes; see ``learner.step.grpo_update``."""
         self._announce("grpo_update", samples)
-        return grpo_update(self._engine, self._share(samples), config=self._config, world=self._world)
+        return grpo_update(
+            self._engine,
+            self._share(samples),
+            config=self._config,
+            world=self._world,
+            reference=self.model.as_base,
+        )
 
     def sft_update(self, samples: Sequence[TrainingSample]) -> UpdateMetrics:
         """Train on demonstrations; see ``learner.step.sft_update``."""

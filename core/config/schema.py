@@ -4,7 +4,7 @@
 """
 
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
@@ -48,6 +48,25 @@ class ModelPrice(Section):
     """Tokens of the answer."""
 
 
+class AutoSection(Section):
+    """When NAME-auto is answered by the fast Variant; in every other case the standard one answers."""
+
+    latency: Literal["interactive", "batch"] = "interactive"
+    """What a request wants that does not say ``x-hone-latency``: ``batch`` is always answered by standard."""
+    busy_requests: int = Field(default=8, ge=1)
+    """Requests on a fast replica from which speculation gains nothing; standard is taken if it has no more."""
+    accepted_per_draft: float = Field(default=0.5, ge=0)
+    """Fewer accepted draft tokens per draft than this, lately, cost more than they save."""
+    short_answer_tokens: int = Field(default=8, ge=0)
+    """Answers whose limit is at most this gain nothing."""
+    prompt_ratio: float = Field(default=100.0, gt=0)
+    """A prompt this many times longer than the answer's limit takes most of the time, which fast does not shorten."""
+    many_choices: int = Field(default=4, ge=2)
+    """With so many answers to one prompt a request is a batch of its own."""
+    high_temperature: float = Field(default=1.3, gt=0)
+    """From here on drafts are seldom accepted, except in tool calls and answers of a given format."""
+
+
 class GatewaySection(Section):
     """The public API and the admin API."""
 
@@ -76,6 +95,12 @@ class GatewaySection(Section):
     """How often the journal is forced to the disk, for ``disk``."""
     routing_refresh_seconds: float = Field(default=0.2, gt=0)
     """How often the routing table is read again when no event announces a change."""
+    sticky_episodes: bool = True
+    """Requests of one Episode stay on the replica that has its conversation in the prefix cache."""
+    sticky_bound: int = Field(default=4, ge=0)
+    """Requests by which that replica may be busier than the least loaded one before the latter is taken."""
+    auto: AutoSection = AutoSection()
+    """The rule behind NAME-auto."""
     usage_flush_seconds: float = Field(default=5.0, gt=0)
     """How often what keys used is added to the store; a killed gateway loses at most this much of it."""
     token_exact: Literal["off", "episodes", "all"] = "episodes"  # noqa: S105 - no secret
@@ -114,6 +139,14 @@ class EngineSection(Section):
     """Longest prompt + answer in tokens."""
     max_num_seqs: int = Field(default=64, ge=1)
     """Sequences that are decoded together."""
+    prefix_caching: bool = True
+    """Prompts that begin like an earlier one take its part of the KV cache."""
+    chunked_prefill: bool = True
+    """Long prompts are read in pieces between the tokens of other answers; GPU builds only, because a CPU engine
+    dies of it when a request has a seed."""
+    prefill_tokens: int = Field(default=0, ge=0)
+    """Most tokens of one step, prompts and answers together, of GPU builds: fewer keep streams smooth while long
+    prompts are read, more read them faster; 0: the engine's own choice."""
     kv_cache_gib: int = Field(default=1, ge=1)
     """KV cache on CPU builds."""
     gpu_memory_share: float = Field(default=0.85, gt=0, le=1)
@@ -160,6 +193,8 @@ class FleetSection(Section):
     """Speculation of the ``fast`` Variant; ``eagle3`` and ``mtp`` need a Base that has such heads."""
     fast_tokens: int = Field(default=4, ge=1, le=16)
     """Draft tokens per step."""
+    fast_options: dict[str, Any] = Field(default_factory=dict)
+    """Further settings of the engine's speculation, as the engine names them; only lossless ones are taken."""
     draft_model: str = ""
     """Folder of the draft model or heads that no Drafter of the store replaces yet."""
     reconcile_seconds: float = Field(default=1.0, gt=0)
@@ -269,6 +304,70 @@ class LoraSection(Section):
     """Linear layers that get an adapter."""
 
 
+class DrafterSection(Section):
+    """How draft models are distilled."""
+
+    layers: int = Field(default=3, ge=1)
+    """Layers of the draft model, cut from the target."""
+    epochs: int = Field(default=4, ge=1)
+    """Passes over the training text."""
+    learning_rate: float = Field(default=1e-3, gt=0)
+    """Peak learning rate."""
+    micro_batch_tokens: int = Field(default=2048, ge=64)
+    """Padded tokens per optimizer step."""
+    top_k: int = Field(default=32, ge=1)
+    """Of the target's distribution at each position, how many of the likeliest tokens are learned."""
+    min_tokens: int = Field(default=8192, ge=0)
+    """With fewer recorded sampled tokens than this, the target samples the rest itself."""
+    sample_tokens: int = Field(default=64, ge=1)
+    """Longest answer that the target samples for that."""
+    max_tokens: int = Field(default=200_000, ge=1)
+    """Most sampled tokens that are trained on, the newest first."""
+    heldout_share: float = Field(default=0.1, gt=0, lt=1)
+    """Share of the prompts that acceptance is measured on, and that are not trained on."""
+    warm_start: bool = True
+    """Begin with the drafter before, where it has the same form."""
+
+
+class ObjectiveSection(Section):
+    """What a GRPO step minimises: a preset, and choices that replace parts of it (docs/objectives.md)."""
+
+    preset: Literal["clip", "dppo", "gspo"] = "clip"
+    """``clip``: clipped ratios, token mean, truncated importance weights. ``dppo``: a trust region around the
+    engine's probabilities, for stale data. ``gspo``: one ratio a sequence, for mixtures of experts."""
+    loss: Literal["", "clip", "gspo", "cispo", "dppo", "anchored"] = ""
+    """The policy loss; empty: the preset's."""
+    advantage: Literal["", "group_std", "batch_std", "none", "leave_one_out", "token_whitened"] = ""
+    """How rewards of a group become advantages: over the group's or the batch's standard deviation, centred only
+    (Dr.GRPO), against the others' mean (RLOO), or whitened over tokens (REINFORCE++); empty: the preset's."""
+    correction: Literal["", "none", "tis", "icepop", "sequence_mask", "sequence_kl"] = ""
+    """What is done about tokens that the engine sampled by other probabilities; empty: the preset's."""
+    aggregation: Literal["", "token_mean", "sequence_mean", "constant"] = ""
+    """Mean over tokens, over Episodes of their means, or sum over a constant length (Dr.GRPO); empty: the preset's."""
+    clip_low: float | None = Field(default=None, gt=0)
+    """How far down the ratio may move, or the probability with ``dppo`` and ``anchored``; unset: the preset's."""
+    clip_high: float | None = Field(default=None, gt=0)
+    """How far up."""
+    dual_clip: float = Field(default=3.0, ge=0)
+    """Bound of a clip loss with negative advantage, in advantages; 0: none."""
+    ratio_cap: float = Field(default=5.0, gt=1)
+    """Largest weight of a token with ``cispo``; four times this with ``dppo``, where rare tokens need more."""
+    correction_low: float = Field(default=0.5, ge=0)
+    """Ratio of learner to engine below which ``icepop`` and ``sequence_mask`` drop."""
+    correction_high: float = Field(default=2.0, gt=0)
+    """Cap of ``tis``, and ratio above which ``icepop`` and ``sequence_mask`` drop."""
+    sequence_kl_limit: float = Field(default=0.01, gt=0)
+    """KL in nats a token above which ``sequence_kl`` drops an Episode."""
+    stale_negatives: float = Field(default=0.0, ge=0)
+    """Failed attempts that have become improbable by more than this (nats a token) leave the loss; 0: never."""
+    kl_weight: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the Base; 0: none, and no second forward pass."""
+    kl: Literal["k2", "k3"] = "k2"
+    """Estimator of that KL; both have the KL's gradient."""
+    constant_tokens: int = Field(default=1024, ge=1)
+    """The length of aggregation ``constant``."""
+
+
 class LearnerSection(Section):
     """GRPO and SFT on DeepSpeed."""
 
@@ -292,14 +391,8 @@ class LearnerSection(Section):
     """Tasks per optimizer step."""
     temperature: float = Field(default=1.0, gt=0)
     """Sampling temperature of rollouts. Anything but 1 needs processed log-probs from the engine."""
-    clip_low: float = Field(default=0.2, gt=0)
-    """Lower clip of the ratio."""
-    clip_high: float = Field(default=0.28, gt=0)
-    """Upper clip of the ratio (clip-higher, DAPO)."""
-    mismatch_cap: float = Field(default=2.0, gt=1)
-    """Cap of the token-level importance weight between trainer and engine (TIS)."""
-    advantage: Literal["group_std", "none"] = "group_std"
-    """Divide by the group's standard deviation (GRPO) or not (Dr.GRPO)."""
+    objective: ObjectiveSection = ObjectiveSection()
+    """What a GRPO step minimises."""
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimizer steps on one batch of Episodes."""
     micro_batch_tokens: int = Field(default=2048, ge=64)
@@ -316,6 +409,30 @@ class LearnerSection(Section):
     """Newest DeepSpeed states kept for exact resume."""
     metrics_port: int = Field(default=8433, ge=0, le=65535)
     """Prometheus port of the learner process; 0: none."""
+    drafter: DrafterSection = DrafterSection()
+    """Draft models for the ``fast`` Variant."""
+
+
+class ContextBudget(Section):
+    """How long a tool loop of one Policy may grow, and what goes when it does."""
+
+    tokens: int = Field(ge=64)
+    """Once the next prompt would be longer, older tool results are taken out."""
+    keep_results: int = Field(default=2, ge=0)
+    """The newest tool results that stay as they are."""
+    least_characters: int = Field(default=200, ge=0)
+    """Shorter results stay too: they would gain nothing."""
+
+
+class ContextSection(Section):
+    """Context budgets of tool loops that run on this side: hosted tools of the Responses API, and rollouts."""
+
+    budgets: dict[str, ContextBudget] = Field(default_factory=dict)
+    """Policy or Base → its budget, ``*`` for all others; where there is none nothing is ever taken out."""
+
+    def budget_of(self, name: str) -> ContextBudget | None:
+        """The budget of a Policy or Base."""
+        return self.budgets.get(name) or self.budgets.get("*")
 
 
 class LogSection(Section):
@@ -352,6 +469,8 @@ class HoneConfig(Section):
     """Rollouts, verifiers and evaluations."""
     learner: LearnerSection = LearnerSection()
     """GRPO and SFT on DeepSpeed."""
+    context: ContextSection = ContextSection()
+    """Context budgets of tool loops."""
     outside: OutsideSection = OutsideSection()
     """Models of other providers."""
     log: LogSection = LogSection()

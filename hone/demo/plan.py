@@ -25,7 +25,7 @@ class DemoPlan(Noun):
             "learning_rate": 3e-4,
             "groups_per_step": 8,
             "group_size": 8,
-            "advantage": "none",
+            "objective.advantage": "none",
             "max_staleness": 0,
         }
     )

@@ -1,15 +1,19 @@
 """Which attempts of a group train: the training-data contract."""
 
+from dataclasses import dataclass
+
 import pytest
 
 from core.config.schema import LearnerSection
 from core.episode import Episode, EpisodeStatus, StopReason
 from core.errors import LearnerError
 from core.policy import PolicySpan
+from core.sample import TrainingSample
 from core.turn import Timing, Turn
 from core.variant import Variant
+from learner.advantages import GroupAdvantages, group_advantages
 from learner.grpo_batch import build_batch
-from learner.intake import Attempt, GroupIntake, RefusalCause, group_to_samples, refusal
+from learner.intake import Attempt, GroupIntake, RefusalCause, group_samples, refusal, take_group
 
 
 def attempt(
@@ -51,8 +55,23 @@ def attempt(
     return Attempt(episode=whole, turns=(stored,))
 
 
-def take(*attempts: Attempt, **options: bool) -> GroupIntake:
-    return group_to_samples(attempts, line=(0, 1, 2, 3, 4), max_staleness=1, scale="none", **options)
+@dataclass(frozen=True)
+class Taken:
+    """A group's intake with the samples and advantages made of it (Dr.GRPO)."""
+
+    intake: GroupIntake
+    advantages: GroupAdvantages
+    samples: tuple[TrainingSample, ...]
+
+    @property
+    def episode_ids(self) -> tuple[str, ...]:
+        return tuple(one.episode.id for one in self.intake.counted)
+
+
+def take(*attempts: Attempt, line: tuple[int, ...] = (0, 1, 2, 3, 4)) -> Taken:
+    intake = take_group(attempts, line=line, max_staleness=1)
+    advantages = group_advantages(intake.rewards, scale="none")
+    return Taken(intake=intake, advantages=advantages, samples=group_samples(intake, advantages))
 
 
 GOOD, BAD = attempt(1, 1.0), attempt(2, 0.0)
@@ -60,11 +79,11 @@ GOOD, BAD = attempt(1, 1.0), attempt(2, 0.0)
 
 def test_a_group_becomes_samples_with_relative_advantages() -> None:
     """Success and failure both train, with advantages around the group's mean."""
-    intake = take(GOOD, BAD)
-    assert [max(s.advantages, key=abs) for s in intake.samples] == [0.5, -0.5]
-    assert intake.counted_episode_ids == ("ep_1", "ep_2")
-    assert intake.rewards == (1.0, 0.0)
-    assert not intake.refused
+    taken = take(GOOD, BAD)
+    assert [max(s.advantages, key=abs) for s in taken.samples] == [0.5, -0.5]
+    assert taken.episode_ids == ("ep_1", "ep_2")
+    assert taken.intake.rewards == (1.0, 0.0)
+    assert not taken.intake.refused
 
 
 @pytest.mark.parametrize(
@@ -94,38 +113,34 @@ def test_a_group_becomes_samples_with_relative_advantages() -> None:
 )
 def test_a_refused_attempt_enters_nothing_and_is_counted(refused, cause) -> None:
     """The rest of the group is as if the refused attempt did not exist, and its cause is counted."""
-    intake, without = take(GOOD, refused, BAD), take(GOOD, BAD)
-    assert intake.samples == without.samples
-    assert intake.advantages == without.advantages
-    assert intake.counted_episode_ids == without.counted_episode_ids
-    assert dict(intake.refused) == {cause: 1}
+    taken, without = take(GOOD, refused, BAD), take(GOOD, BAD)
+    assert taken.samples == without.samples
+    assert taken.advantages == without.advantages
+    assert taken.episode_ids == without.episode_ids
+    assert dict(taken.intake.refused) == {cause: 1}
 
 
 def test_a_truncated_attempt_stays_in_the_baseline_and_leaves_the_loss() -> None:
     """Its reward moves the others' advantages and none of its tokens trains."""
-    intake = take(GOOD, BAD, attempt(3, 0.0, stop_reason=StopReason.TRUNCATED))
-    assert intake.advantages.values == pytest.approx((2 / 3, -1 / 3, -1 / 3))
-    assert [sample.episode_id for sample in intake.samples] == ["ep_1", "ep_2"]
-    assert intake.counted_episode_ids == ("ep_1", "ep_2", "ep_3")
-    assert intake.truncated == 1
+    taken = take(GOOD, BAD, attempt(3, 0.0, stop_reason=StopReason.TRUNCATED))
+    assert taken.advantages.values == pytest.approx((2 / 3, -1 / 3, -1 / 3))
+    assert [sample.episode_id for sample in taken.samples] == ["ep_1", "ep_2"]
+    assert taken.episode_ids == ("ep_1", "ep_2", "ep_3")
+    assert taken.intake.truncated == 1
 
 
-def test_a_zero_variance_group_gives_no_samples_unless_asked() -> None:
-    """Equal rewards teach nothing: the group is flagged, and its samples come only on request."""
-    same = attempt(3, 1.0)
-    intake, kept = take(GOOD, same), take(GOOD, same, keep_zero_variance=True)
-    assert intake.advantages.zero_variance
-    assert intake.samples == ()
-    assert len(kept.samples) == 2
-    assert not any(value for sample in kept.samples for value in sample.advantages)
+def test_a_zero_variance_group_gives_no_samples() -> None:
+    """Equal rewards teach nothing: the group is flagged and gives nothing to the loss."""
+    taken = take(GOOD, attempt(3, 1.0))
+    assert taken.advantages.zero_variance
+    assert taken.samples == ()
 
 
 def test_the_base_counts_as_version_zero_by_any_name() -> None:
     """Turns that the Base answered under its own name train a Policy that is at version 0 or little above."""
     base = {"policy": "smollm2", "policy_spans": (PolicySpan(version=0),)}
     attempts = [attempt(1, 1.0, turn=base), attempt(2, 0.0, turn=base)]
-    intake = group_to_samples(attempts, line=(0, 1), max_staleness=1)
-    assert len(intake.samples) == 2
+    assert len(take(*attempts, line=(0, 1)).samples) == 2
 
 
 @pytest.mark.parametrize(
@@ -146,18 +161,18 @@ def test_mixed_groups_are_an_error() -> None:
 
 def test_an_empty_group_gives_nothing() -> None:
     """No attempts, no samples, no error."""
-    intake = take()
-    assert intake.samples == ()
-    assert intake.advantages.zero_variance
+    taken = take()
+    assert taken.samples == ()
+    assert taken.advantages.zero_variance
 
 
 def test_a_split_episode_is_counted_by_cause() -> None:
     """A prompt that does not extend gives two samples of one Episode and one counted break."""
     second = GOOD.turns[0].model_copy(update={"id": "turn_1b", "index": 1, "prompt_ids": (9, 9)})
     episode = GOOD.episode.model_copy(update={"turn_ids": ("turn_1", "turn_1b")})
-    intake = take(Attempt(episode=episode, turns=(*GOOD.turns, second)), BAD)
-    assert sum(intake.breaks.values()) == 1
-    assert [sample.episode_id for sample in intake.samples] == ["ep_1", "ep_1", "ep_2"]
+    taken = take(Attempt(episode=episode, turns=(*GOOD.turns, second)), BAD)
+    assert sum(taken.intake.breaks.values()) == 1
+    assert [sample.episode_id for sample in taken.samples] == ["ep_1", "ep_1", "ep_2"]
 
 
 @pytest.mark.parametrize("seed", range(6))

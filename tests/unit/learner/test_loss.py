@@ -123,8 +123,12 @@ def test_kl_estimators_equal_the_reference(estimate, expected) -> None:
 
 
 def statistics(rows_slice: slice = slice(None)) -> loss.LossStatistics:
-    part = [tensor[rows_slice] for tensor in (NEW, OLD, ROLL, ADVANTAGES, MASK)]
-    return loss.loss_statistics(*part, **HIGHER)
+    return statistics_of(*(tensor[rows_slice] for tensor in (NEW, OLD, ROLL, ADVANTAGES, MASK)))
+
+
+def statistics_of(new: Tensor, old: Tensor, roll: Tensor, gain: Tensor, mask: Tensor) -> loss.LossStatistics:
+    clipped = loss.clipped_tokens(new, old, gain, mask, **HIGHER)
+    return loss.loss_statistics(new, old, roll, mask, clipped=clipped)
 
 
 def test_statistics_equal_the_reference() -> None:
@@ -208,7 +212,7 @@ def test_what_is_masked_out_never_matters(value) -> None:
     assert total.item() == pytest.approx(-0.260653, abs=2e-6)
     assert torch.isfinite(new.grad).all()
     assert not new.grad[out].any()
-    assert loss.loss_statistics(new, old, roll, gain, MASK, **HIGHER).values() == pytest.approx(statistics().values())
+    assert statistics_of(new, old, roll, gain, MASK).values() == pytest.approx(statistics().values())
 
 
 @st.composite
@@ -229,9 +233,7 @@ def every_loss(batch: tuple[Tensor, ...], totals: tuple[Tensor, Tensor, float]) 
     new = new.clone().requires_grad_()
     truncated = corrections.mismatch_weights(old, behaviour, cap=2.0)
     kinds = [
-        loss.clip_loss(
-            new, old, gain, mask, **HIGHER, token_weights=corrections.mismatch_weights(old, behaviour, cap=2.0)
-        ),
+        loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=truncated),
         loss.clip_loss(new, old, gain, mask, **HIGHER, token_weights=corrections.icepop_weights(old, behaviour)),
         loss.sft_loss(new, mask),
         loss.kl_k2(new, behaviour, mask),
@@ -316,6 +318,6 @@ def test_masked_out_equals_absent(batch) -> None:
 def test_effective_sample_size_is_a_share(batch) -> None:
     """ESS lies in (0, 1] and neither KL estimate of the k3 kind is negative."""
     new, old, behaviour, gain, mask = batch
-    result = loss.loss_statistics(new, old, behaviour, gain, mask, **HIGHER)
+    result = statistics_of(new, old, behaviour, gain, mask)
     assert 0 < result.ess <= 1 + 1e-12
     assert result.mismatch_kl >= 0

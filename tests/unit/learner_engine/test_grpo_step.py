@@ -9,6 +9,7 @@ from types import ModuleType
 import pytest
 import torch
 
+from core.config.schema import ObjectiveSection
 from learner.trainer import Trainer, TrainerSpec
 
 PROJECT = Path(__file__).parents[3]
@@ -53,7 +54,8 @@ def test_one_rank_equals_plain_pytorch(
 ) -> None:
     """Loss, gradient norm and every gradient agree with a plain loop over unpadded samples."""
     samples = make_samples(9)
-    expected = reference.plain_gradients(base_path, adapter, samples, algorithm=algorithm, cap=config.mismatch_cap)
+    cap = config.objective.correction_high
+    expected = reference.plain_gradients(base_path, adapter, samples, algorithm=algorithm, cap=cap)
     trainer = Trainer(
         _spec(base_path, adapter, config, stage),
         world=world,
@@ -67,6 +69,41 @@ def test_one_rank_equals_plain_pytorch(
     _assert_equal(expected, update.loss, update.gradient_norm, moved)
 
 
+@pytest.mark.parametrize(
+    "objective",
+    [
+        {"preset": "gspo", "clip_low": 0.2, "clip_high": 0.2, "correction": "none"},
+        {"preset": "dppo", "stale_negatives": 0.1},
+        {"loss": "cispo", "aggregation": "sequence_mean", "correction": "icepop"},
+        {"loss": "anchored", "aggregation": "constant", "kl_weight": 0.1, "kl": "k3"},
+        {"kl_weight": 0.1, "correction": "sequence_mask", "correction_high": 50.0},
+    ],
+)
+def test_the_split_into_micro_batches_changes_no_objective(
+    base_path, adapter, config, world, make_samples, objective
+) -> None:
+    """Two updates on a batch give the same loss and weights in one micro-batch and in many."""
+    samples = make_samples(9)
+    section = ObjectiveSection.model_validate(objective)
+    results = []
+    for tokens in (64, 100_000):
+        changed = {"objective": section, "micro_batch_tokens": tokens, "updates_per_batch": 2}
+        trainer = Trainer(
+            _spec(base_path, adapter, config.model_copy(update=changed), 0),
+            world=world,
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+        )
+        update = trainer.grpo_update(samples)
+        results.append((update, trainer.trained_parameters()))
+        trainer.close()
+    (small, one), (large, other) = results
+    assert small.loss == pytest.approx(large.loss, rel=1e-4, abs=1e-6)
+    assert small.values["clip_share"] == pytest.approx(large.values["clip_share"])
+    assert small.gradient_norm > 0
+    for name, parameter in one.items():
+        torch.testing.assert_close(parameter, other[name], rtol=1e-4, atol=1e-6)
+
+
 @pytest.mark.timeout(600)
 def test_two_ranks_equal_plain_pytorch(reference, base_path, adapter, config, make_samples, tmp_path) -> None:
     """Two ranks with unequal shares give one rank's loss and gradients, and their saved state loads back exactly."""
@@ -78,7 +115,7 @@ def test_two_ranks_equal_plain_pytorch(reference, base_path, adapter, config, ma
     results = torch.load(tmp_path / "output.pt", weights_only=False)
     for (algorithm, _), (loss, norm, values, difference, same) in zip(cases, results, strict=True):
         expected = reference.plain_gradients(
-            base_path, adapter, samples, algorithm=algorithm, cap=config.mismatch_cap
+            base_path, adapter, samples, algorithm=algorithm, cap=config.objective.correction_high
         )
         _assert_equal(expected, loss, norm, difference)
         assert values["tokens"] == sum(sum(sample.loss_mask) for sample in samples)
