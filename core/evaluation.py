@@ -3,7 +3,7 @@
 from pydantic import Field
 
 from core.noun import Noun, now
-from core.statistics import Interval
+from core.statistics.intervals import Interval
 
 
 class Evaluation(Noun):

@@ -20,7 +20,7 @@ from core.ids import EVALUATION
 from core.job import Job
 from core.noun import Noun
 from core.release import ReleaseStatus, ReleaseStep
-from core.statistics import paired_bootstrap
+from core.statistics.intervals import paired_bootstrap
 from core.task import Split
 from sandbox.rollout import EpisodeRunner, RolloutRequest
 from store.held_versions import held

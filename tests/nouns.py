@@ -8,7 +8,7 @@ from core.episode import Episode
 from core.evaluation import Evaluation
 from core.policy import Checkpoint, PolicySpan, Probe, ProbePrompt, Provenance
 from core.release import Release
-from core.statistics import Interval
+from core.statistics.intervals import Interval
 from core.task import Task, VerifierSpec, make_task
 from core.turn import Timing, Turn
 from core.variant import Variant

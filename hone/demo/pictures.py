@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
-from core.statistics import Interval
+from core.statistics.intervals import Interval
 
 _WIDTH, _HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 20, 40

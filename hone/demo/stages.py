@@ -15,7 +15,7 @@ from core.evaluation import Evaluation
 from core.job import Job
 from core.noun import now
 from core.run import TrainingRun
-from core.statistics import Interval, wilson_interval
+from core.statistics.intervals import Interval, wilson_interval
 from core.task import Split
 from hone.admin_client import AdminClient, local_admin
 from hone.demo.plan import POLICY, DemoPlan

@@ -11,7 +11,7 @@ from pydantic import Field
 from core.evaluation import Evaluation
 from core.noun import Noun
 from core.run import TrainingRun
-from core.statistics import Interval
+from core.statistics.intervals import Interval
 
 Outcome = Literal["proven", "not_proven", "failed"]
 

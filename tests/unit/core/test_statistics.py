@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.statistics import paired_bootstrap, wilson_interval
+from core.statistics.intervals import paired_bootstrap, wilson_interval
 
 
 def test_wilson_interval_matches_published_values():

@@ -13,7 +13,7 @@ from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, LearnerError, SandboxError
 from core.evaluation import Evaluation
 from core.run import TrainingRun
-from core.statistics import Interval
+from core.statistics.intervals import Interval
 from core.variant import Variant
 from hone import leftovers
 from hone.demo import main as module

@@ -6,7 +6,7 @@ import xml.etree.ElementTree as ElementTree
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.statistics import Interval
+from core.statistics.intervals import Interval
 from hone.demo.pictures import bars, curve
 
 SVG = "{http://www.w3.org/2000/svg}"
