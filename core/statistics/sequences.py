@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 BURN_IN = 200
 """Observations before an asymptotic sequence is to be trusted."""
 _HALF = 0.5
-_STAKES = ((0.0125, 0.1), (0.025, 0.15), (0.05, 0.25), (0.1, 0.25), (0.2, 0.15), (0.4, 0.1))
+STAKES = ((0.0125, 0.1), (0.025, 0.15), (0.05, 0.25), (0.1, 0.25), (0.2, 0.15), (0.4, 0.1))
 """Shares of the wealth that are staked, and their weights: the middle ones suit gains of 2 to 20 points."""
 
 
@@ -40,16 +40,19 @@ def capital(values: ArrayLike, null: float, *, above: bool = True) -> Floats:
     one of a grid from timid to bold, and the wealth is the weighted mean of theirs (the paper's GKelly). Whatever
     the effect, one of them bets nearly as well as who knew it, and sharing costs the log of its weight.
     """
-    x = np.asarray(values, dtype=np.float64)
-    if not 0.0 < null < 1.0:
-        raise ValueError(f"the null mean {null} is not inside (0, 1)")
-    if not above:
-        x, null = 1.0 - x, 1.0 - null
-    payoff = x / null - 1.0
-    wealth = np.full(x.shape, -np.inf)
-    for stake, weight in _STAKES:
-        wealth = np.logaddexp(wealth, math.log(weight) + np.cumsum(np.log1p(stake * payoff), axis=-1))
-    return wealth
+    wealth = np.logaddexp.reduce(
+        [
+            math.log(weight) + np.cumsum(growth, axis=-1)
+            for (_, weight), growth in zip(STAKES, _growths(values, null, above=above), strict=True)
+        ],
+        axis=0,
+    )
+    return np.asarray(wealth, dtype=np.float64)
+
+
+def log_wealths(values: ArrayLike, null: float, *, above: bool = True) -> Floats:
+    """What ``capital`` adds up, bettor by bettor: log wealth of each, over all observations of one row."""
+    return np.cumsum(np.stack(_growths(values, null, above=above)), axis=-1)
 
 
 def rejected(log_wealth: Floats, *, alpha: float) -> NDArray[np.bool_]:
@@ -128,6 +131,15 @@ def difference_sequence(
     n = n1 + n2
     half = float(asymptotic_halfwidth(n, n * (variance1 / n1 + variance2 / n2), alpha=alpha, at=at))
     return mean2 - mean1 - half, mean2 - mean1 + half
+
+
+def _growths(values: ArrayLike, null: float, *, above: bool) -> list[Floats]:
+    x = np.asarray(values, dtype=np.float64)
+    if not 0.0 < null < 1.0:
+        raise ValueError(f"the null mean {null} is not inside (0, 1)")
+    if not above:
+        x, null = 1.0 - x, 1.0 - null
+    return [np.log1p(stake * (x / null - 1.0)) for stake, _ in STAKES]
 
 
 def _bets(x: Floats, alpha: float) -> tuple[Floats, Floats]:
