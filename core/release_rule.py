@@ -83,7 +83,7 @@ class Requirement(Noun):
 
 
 class Trial(Noun):
-    """The evidence about one candidate: ``compared`` and ``guarded`` add to it, ``decide`` may be asked at any time."""
+    """The evidence about one candidate: ``compared`` and ``guarded`` add to it, ``decide`` may be asked any time."""
 
     rule: ReleaseRule
     gains: Mapping[str, Requirement]

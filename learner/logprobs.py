@@ -64,6 +64,28 @@ def sequence_logprobs(
     return _spread(logprobs, wanted), _spread(entropy, wanted)
 
 
+def tree_logprobs(
+    hidden: Tensor,
+    head_weight: Tensor,
+    tokens: Tensor,
+    mask: Tensor,
+    predecessors: Tensor,
+    *,
+    chunk_tokens: int = 1024,
+    temperature: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """``sequence_logprobs`` for one row, (1, tokens), in which ``predecessors`` names what predicts each token.
+
+    Where that is -1 nothing does: such a token gets 0.
+    """
+    wanted = mask.bool() & (predecessors >= 0)
+    logprobs, entropy = _apply(
+        hidden[0, predecessors[wanted]], head_weight, tokens[wanted], chunk_tokens, temperature, True
+    )
+    empty = torch.zeros(wanted.shape, dtype=logprobs.dtype, device=logprobs.device)
+    return empty.masked_scatter(wanted, logprobs), empty.masked_scatter(wanted, entropy)
+
+
 def _spread(values: Tensor, wanted: Tensor) -> Tensor:
     empty = torch.zeros(wanted.shape, dtype=values.dtype, device=values.device)
     return torch.nn.functional.pad(empty.masked_scatter(wanted, values), (1, 0))

@@ -98,12 +98,11 @@ def seq_mean_token_mean(
 ) -> Tensor:
     """The mean over Episodes of each one's mean over its tokens.
 
-    ``sequence_tokens`` (one per row) is the number of loss tokens of the row's whole Episode, all its rows
-    together, and ``global_sequences`` the number of Episodes in the optimizer step: a split Episode counts
-    once.
+    ``sequence_tokens`` (one per token) is the number of loss tokens of the token's whole Episode, wherever they lie,
+    and ``global_sequences`` the number of Episodes in the optimizer step: a split Episode counts once.
     """
-    per_row = inside(per_token, mask).sum(dim=-1) / sequence_tokens.clamp(min=1)
-    return per_row.sum() / _positive(global_sequences, "global_sequences")
+    shares = inside(per_token / sequence_tokens.clamp(min=1), mask)
+    return shares.sum() / _positive(global_sequences, "global_sequences")
 
 
 def seq_mean_token_sum(per_token: Tensor, mask: Tensor, *, global_sequences: float) -> Tensor:

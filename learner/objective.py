@@ -22,7 +22,6 @@ from learner.batch import TensorBatch
 from learner.corrections import (
     icepop_weights,
     mismatch_weights,
-    row_sequences,
     sequence_kl_weights,
     sequence_weights,
     stale_negative_weights,
@@ -75,7 +74,7 @@ class StepTotals:
 
 
 class Objective:
-    """The configured loss over micro-batches whose rows are sequences."""
+    """The configured loss over micro-batches, each of whose samples is one sequence."""
 
     def __init__(self, section: ObjectiveSection) -> None:
         preset = PRESETS[section.preset]
@@ -156,7 +155,7 @@ class Objective:
             dual_clip = section.dual_clip or None
             return clip_loss(new, old, gain, mask, clip_low=low, clip_high=high, dual_clip=dual_clip)
         if self.loss == "gspo":
-            return gspo_loss(new, old, gain, mask, row_sequences(mask), clip_low=low, clip_high=high)
+            return gspo_loss(new, old, gain, mask, batch.sequences, clip_low=low, clip_high=high)
         if self.loss == "cispo":
             return cispo_loss(new, old, gain, mask, cap=section.ratio_cap)
         behaviour = batch.behaviour_logprobs
@@ -168,7 +167,7 @@ class Objective:
     def _weights(self, new: Tensor, old: Tensor, batch: TensorBatch) -> Tensor:
         section, mask, behaviour = self._section, batch.mask, batch.behaviour_logprobs
         low, high = section.correction_low, section.correction_high
-        sequences = row_sequences(mask)
+        sequences = batch.sequences
         weights = torch.ones_like(mask)
         if self.correction == "tis":
             weights = mismatch_weights(old, behaviour, cap=high)

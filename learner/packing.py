@@ -1,49 +1,55 @@
-"""From TrainingSamples to micro-batches of right-padded rows under a token budget.
+"""From TrainingSamples to micro-batches under a token budget: rows without padding, or one padded row a sample.
 
-One sample is one row: no attention mask beyond the usual one is needed, so every model and attention kernel
-gives the same numbers. Rows are sorted by length, longest first: little padding, and a batch that does not
-fit in memory fails at once.
+``flat``: a micro-batch is one row in which samples follow one another and common beginnings stand once
+(``learner.token_tree``). ``padded``: one sample is one row, right-padded, longest first; it needs nothing of a
+model's attention. Both give the same loss and gradient.
 """
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from core.errors import LearnerError
 from core.sample import TrainingSample
+from learner.token_tree import Segment, TreeRow, build_row
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float32]
 
+_PAIRS_PER_TOKEN = 3_000.0
+
+
+Layout = Literal["flat", "padded"]
+
 
 @dataclass(frozen=True)
 class MicroBatch:
-    """Arrays of shape (rows, width); padding is on the right with every mask 0."""
+    """Arrays of shape (rows, width), index t of a row speaking of its token t; padding is on the right, masks 0."""
 
     tokens: Ints
-    attention_mask: Ints
-    """1 where there is a token, 0 on padding."""
     positions: Ints
-    """0, 1, 2, … in each row; 0 on padding."""
+    """How many tokens of its sample come before it; 0 on padding."""
     loss_mask: Ints
     behaviour_logprobs: Floats
     advantages: Floats
     versions: Ints
     """-1 on tokens that no policy sampled and on padding."""
+    samples: Ints
+    """Which sample a token's loss belongs to, as an index into what was packed."""
     sequence_tokens: Ints
-    """Per row: loss tokens of the row's whole Episode, all its rows in all micro-batches together."""
-    first_rows: Ints
-    """Per row: 1 where the row is the first of its Episode with loss tokens, else 0."""
-    rows: tuple[int, ...]
-    """Per row: its index in what was packed."""
-
-    @property
-    def padded_tokens(self) -> int:
-        """What the forward pass costs."""
-        return int(self.tokens.size)
+    """Loss tokens of the token's whole Episode, in all micro-batches together; 0 on padding."""
+    first_samples: frozenset[int]
+    """Samples here that are the first of their Episode with loss tokens: so each Episode is counted once."""
+    cost: float
+    """What a forward pass over it costs, in arbitrary units."""
+    predecessors: Ints | None = None
+    """Of a flat row: the index of the token that predicts each one, -1 where nothing does; None: the one before."""
+    segments: tuple[Segment, ...] | None = None
+    """Of a flat row."""
 
     @property
     def loss_tokens(self) -> int:
@@ -51,11 +57,18 @@ class MicroBatch:
         return int(self.loss_mask.sum())
 
 
-def pack(samples: Sequence[TrainingSample], *, token_budget: int, pad_id: int = 0) -> list[MicroBatch]:
-    """Micro-batches with rows x width <= ``token_budget``; each sample is one row of exactly one of them.
+def pack(
+    samples: Sequence[TrainingSample],
+    *,
+    token_budget: int,
+    layout: Layout = "flat",
+    share_prefixes: bool = True,
+    pad_id: int = 0,
+) -> list[MicroBatch]:
+    """Micro-batches of at most ``token_budget`` tokens (padding included); each sample is in exactly one of them.
 
-    A sample longer than the budget is never cut: it gets a micro-batch of its own. Raises LearnerError for a
-    budget below 1 or a sample without tokens.
+    A sample longer than the budget is never cut: it gets a micro-batch of its own. The costliest come first: a batch
+    that does not fit in memory fails at once. Raises LearnerError for a budget below 1 or a sample without tokens.
     """
     if token_budget < 1:
         raise LearnerError(f"token_budget is {token_budget}: it must be at least 1")
@@ -67,27 +80,54 @@ def pack(samples: Sequence[TrainingSample], *, token_budget: int, pad_id: int = 
         totals[sample.episode_id] += sum(sample.loss_mask)
         if any(sample.loss_mask):
             first.setdefault(sample.episode_id, index)
-    return [
-        _collate([(row, samples[row]) for row in rows], totals, set(first.values()), pad_id)
-        for rows in _rows_under(token_budget, [len(sample.tokens) for sample in samples])
-    ]
+    chosen = _Chosen(samples, totals, frozenset(first.values()))
+    if layout == "padded":
+        batches = [_padded(chosen, rows, pad_id) for rows in _rows_under(token_budget, samples)]
+    else:
+        batches = [_flat(chosen, row) for row in _tree_rows_under(token_budget, samples, share=share_prefixes)]
+    return sorted(batches, key=lambda batch: -batch.cost)
 
 
 def pack_for_ranks(
-    samples: Sequence[TrainingSample], *, token_budget: int, ranks: int, pad_id: int = 0
+    samples: Sequence[TrainingSample],
+    *,
+    token_budget: int,
+    ranks: int,
+    layout: Layout = "flat",
+    share_prefixes: bool = True,
+    pad_id: int = 0,
 ) -> list[list[MicroBatch]]:
-    """``pack``, dealt out to ``ranks`` lists of equal length, as collective operations need.
+    """``pack``, dealt out to ``ranks`` lists of equal length, as collective operations need, and of like cost.
 
-    Where the number does not divide, some ranks end with a micro-batch whose loss mask is 0 everywhere.
+    The costliest first, each round in the other direction. Where the number does not divide, some ranks end with a
+    micro-batch whose loss mask is 0 everywhere.
     """
-    batches = pack(samples, token_budget=token_budget, pad_id=pad_id)
+    batches = pack(samples, token_budget=token_budget, layout=layout, share_prefixes=share_prefixes, pad_id=pad_id)
     fill = -len(batches) % ranks
     if fill:
         batches += [_without_loss(batches[-1])] * fill
-    return [batches[rank::ranks] for rank in range(ranks)]
+    dealt: list[list[MicroBatch]] = [[] for _ in range(ranks)]
+    for start in range(0, len(batches), ranks):
+        turn = batches[start : start + ranks]
+        for rank, batch in enumerate(turn if (start // ranks) % 2 == 0 else reversed(turn)):
+            dealt[rank].append(batch)
+    return dealt
 
 
-def _rows_under(token_budget: int, lengths: Sequence[int]) -> Iterator[list[int]]:
+@dataclass(frozen=True)
+class _Chosen:
+    """What is packed, and what holds for it over all micro-batches."""
+
+    samples: Sequence[TrainingSample]
+    totals: Counter[str]
+    first: frozenset[int]
+
+    def sequence_tokens(self, sample: int) -> int:
+        return self.totals[self.samples[sample].episode_id]
+
+
+def _rows_under(token_budget: int, samples: Sequence[TrainingSample]) -> Iterator[list[int]]:
+    lengths = [len(sample.tokens) for sample in samples]
     rows: list[int] = []
     for row in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         if rows and lengths[rows[0]] * (len(rows) + 1) > token_budget:
@@ -98,32 +138,94 @@ def _rows_under(token_budget: int, lengths: Sequence[int]) -> Iterator[list[int]
         yield rows
 
 
-def _collate(
-    rows: Sequence[tuple[int, TrainingSample]], totals: Counter[str], first: Collection[int], pad_id: int
-) -> MicroBatch:
-    shape = (len(rows), max(len(sample.tokens) for _, sample in rows))
+def _tree_rows_under(
+    token_budget: int, samples: Sequence[TrainingSample], *, share: bool
+) -> Iterator[tuple[list[int], TreeRow]]:
+    """Samples of one group follow one another, so that they can share; a row takes as many as fit.
+
+    An estimate that counts a group's first tokens once decides what is tried; the row itself is built once.
+    """
+    order = sorted(range(len(samples)), key=lambda index: (samples[index].group_id or "", samples[index].tokens))
+    chosen: list[int] = []
+    size = 0
+    for index in order:
+        tokens = samples[index].tokens
+        shared = _shared_length(samples[chosen[-1]], samples[index]) if share and chosen else 0
+        if chosen and size + len(tokens) - shared > token_budget:
+            yield chosen, build_row([samples[one] for one in chosen], share=share)
+            chosen, size, shared = [], 0, 0
+        chosen.append(index)
+        size += len(tokens) - shared
+    if chosen:
+        yield chosen, build_row([samples[one] for one in chosen], share=share)
+
+
+def _shared_length(one: TrainingSample, other: TrainingSample) -> int:
+    """Tokens that both begin with and may share."""
+    length = 0
+    for a, b, learns, learns_too in zip(one.tokens, other.tokens, one.loss_mask, other.loss_mask, strict=False):
+        if a != b or (learns and learns_too):
+            break
+        length += 1
+    return length
+
+
+def _flat(chosen: _Chosen, row: tuple[list[int], TreeRow]) -> MicroBatch:
+    indices, tree = row
+    owners = [indices[sample] for sample in tree.samples]
+
+    def taken(values: Callable[[TrainingSample], Sequence[float]], dtype: type) -> NDArray[Any]:
+        found = [
+            values(chosen.samples[owner])[position] for owner, position in zip(owners, tree.positions, strict=True)
+        ]
+        return np.asarray([found], dtype=dtype)
+
+    return MicroBatch(
+        tokens=np.asarray([tree.tokens], dtype=np.int64),
+        positions=np.asarray([tree.positions], dtype=np.int64),
+        loss_mask=taken(lambda sample: sample.loss_mask, np.int64),
+        behaviour_logprobs=taken(lambda sample: sample.behaviour_logprobs, np.float32),
+        advantages=taken(lambda sample: sample.advantages, np.float32),
+        versions=taken(lambda sample: sample.versions, np.int64),
+        samples=np.asarray([owners], dtype=np.int64),
+        sequence_tokens=np.asarray([[chosen.sequence_tokens(owner) for owner in owners]], dtype=np.int64),
+        first_samples=chosen.first & frozenset(indices),
+        cost=_cost(len(owners), tree.attention_pairs),
+        predecessors=np.asarray([tree.predecessors], dtype=np.int64),
+        segments=tuple(tree.segments),
+    )
+
+
+def _padded(chosen: _Chosen, rows: Sequence[int], pad_id: int) -> MicroBatch:
+    shape = (len(rows), max(len(chosen.samples[row].tokens) for row in rows))
     batch = MicroBatch(
         tokens=np.full(shape, pad_id, dtype=np.int64),
-        attention_mask=np.zeros(shape, dtype=np.int64),
         positions=np.zeros(shape, dtype=np.int64),
         loss_mask=np.zeros(shape, dtype=np.int64),
         behaviour_logprobs=np.zeros(shape, dtype=np.float32),
         advantages=np.zeros(shape, dtype=np.float32),
         versions=np.full(shape, -1, dtype=np.int64),
-        sequence_tokens=np.array([totals[sample.episode_id] for _, sample in rows], dtype=np.int64),
-        first_rows=np.array([index in first for index, _ in rows], dtype=np.int64),
-        rows=tuple(index for index, _ in rows),
+        samples=np.repeat(np.asarray(rows, dtype=np.int64)[:, None], shape[1], axis=1),
+        sequence_tokens=np.zeros(shape, dtype=np.int64),
+        first_samples=chosen.first & frozenset(rows),
+        cost=_cost(shape[0] * shape[1], shape[0] * shape[1] * (shape[1] + 1) // 2),
     )
-    for row, (_, sample) in enumerate(rows):
+    for row, index in enumerate(rows):
+        sample = chosen.samples[index]
         length = len(sample.tokens)
         batch.tokens[row, :length] = sample.tokens
-        batch.attention_mask[row, :length] = 1
         batch.positions[row, :length] = np.arange(length)
         batch.loss_mask[row, :length] = sample.loss_mask
         batch.behaviour_logprobs[row, :length] = sample.behaviour_logprobs
         batch.advantages[row, :length] = sample.advantages
         batch.versions[row, :length] = sample.versions
+        batch.sequence_tokens[row, :length] = chosen.sequence_tokens(index)
     return batch
+
+
+def _cost(tokens: int, pairs: int) -> float:
+    """A token's matrices cost as much as attending to some thousands of others, whatever the model's size."""
+    return tokens + pairs / _PAIRS_PER_TOKEN
 
 
 def _without_loss(batch: MicroBatch) -> MicroBatch:
@@ -133,5 +235,5 @@ def _without_loss(batch: MicroBatch) -> MicroBatch:
         behaviour_logprobs=np.zeros_like(batch.behaviour_logprobs),
         advantages=np.zeros_like(batch.advantages),
         versions=np.full_like(batch.versions, -1),
-        first_rows=np.zeros_like(batch.first_rows),
+        first_samples=frozenset(),
     )

@@ -5,7 +5,7 @@ chunks: a prompt's positions never reach the head.
 """
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,9 @@ from transformers import AutoModelForCausalLM
 
 from core.config.schema import LoraSection
 from core.errors import CorruptArtefact, LearnerError, boundary
-from learner.logprobs import sequence_logprobs
+from learner.logprobs import sequence_logprobs, tree_logprobs
+from learner.token_tree import Segment
+from learner.tree_attention import register_tree_attention
 
 ADAPTER_NAME = "default"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
@@ -37,15 +39,26 @@ class PolicyModel(nn.Module):
         self.network = network
         self.register_state_dict_post_hook(_keep_trained)  # type: ignore[no-untyped-call]
 
-    def forward(self, tokens: Tensor, mask: Tensor, temperature: float = 1.0) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        tokens: Tensor,
+        mask: Tensor,
+        temperature: float = 1.0,
+        positions: Tensor | None = None,
+        predecessors: Tensor | None = None,
+        segments: Sequence[Segment] | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Log-prob of token t at index t and the entropy there, float32 [rows, width]; 0 outside ``mask``.
 
-        Rows are padded on the right, so causal attention keeps padding out without an attention mask.
+        Rows are padded on the right, so causal attention keeps padding out without an attention mask. With
+        ``segments`` there is one row, a tree (``learner.token_tree``), with its ``positions`` and ``predecessors``.
         """
-        hidden = self.causal.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        return sequence_logprobs(
-            hidden, self.head_weight, tokens, mask, chunk_tokens=CHUNK_TOKENS, temperature=temperature
-        )
+        tree = {} if segments is None else {"position_ids": positions, "segments": segments}
+        hidden = self.causal.get_decoder()(input_ids=tokens, use_cache=False, **tree).last_hidden_state
+        head, size = self.head_weight, CHUNK_TOKENS
+        if predecessors is None:
+            return sequence_logprobs(hidden, head, tokens, mask, chunk_tokens=size, temperature=temperature)
+        return tree_logprobs(hidden, head, tokens, mask, predecessors, chunk_tokens=size, temperature=temperature)
 
     @property
     def causal(self) -> Any:
@@ -90,16 +103,27 @@ class PolicyModel(nn.Module):
 
 
 def build_policy_model(
-    base_path: Path, *, lora: LoraSection, adapter: Path | None, device: torch.device, seed: int
+    base_path: Path,
+    *,
+    lora: LoraSection,
+    adapter: Path | None,
+    device: torch.device,
+    seed: int,
+    trees: bool = True,
 ) -> PolicyModel:
     """The Base from its folder, with the parent version's adapter or a fresh one (which changes nothing yet).
 
+    ``trees``: rows may be trees of segments, which needs a model whose layers all have plain causal attention.
     Raises LearnerError when the Base cannot be loaded or trained so, CorruptArtefact for a broken adapter.
     """
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with boundary(LearnerError, f"loading the base model from {base_path}"):
-        base = AutoModelForCausalLM.from_pretrained(str(base_path), dtype=dtype)
+        base = AutoModelForCausalLM.from_pretrained(
+            str(base_path), dtype=dtype, attn_implementation=register_tree_attention() if trees else None
+        )
     _check_trainable(base, lora)
+    if trees:
+        _check_plain_attention(base)
     base.requires_grad_(False)
     torch.manual_seed(seed)
     if adapter is not None:
@@ -127,6 +151,16 @@ def _keep_trained(module: nn.Module, state: dict[str, Any], prefix: str, _: Any)
     trained = {prefix + name for name, parameter in module.named_parameters() if parameter.requires_grad}
     for name in state.keys() - trained:
         del state[name]
+
+
+def _check_plain_attention(base: Any) -> None:
+    kinds = set(getattr(base.config, "layer_types", None) or ["full_attention"])
+    windowed = getattr(base.config, "use_sliding_window", bool(getattr(base.config, "sliding_window", None)))
+    if kinds != {"full_attention"} or windowed or not getattr(base, "_supports_attention_backend", False):
+        raise LearnerError(
+            "the base model has attention other than plain causal attention over all tokens",
+            hint="set learner.layout to 'padded'",
+        )
 
 
 def _check_trainable(base: Any, lora: LoraSection) -> None:

@@ -105,7 +105,7 @@ def _totals(batches: Sequence[TensorBatch], world: World) -> StepTotals:
 
 
 def _forward(engine: DeepSpeedEngine, batch: TensorBatch, temperature: float) -> tuple[Tensor, Tensor]:
-    logprobs, entropy = engine(tokens=batch.tokens, mask=batch.mask, temperature=temperature)
+    logprobs, entropy = engine(**batch.inputs, temperature=temperature)
     return logprobs, entropy
 
 

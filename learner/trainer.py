@@ -49,7 +49,12 @@ class Trainer:
         self._config = spec.config
         self._world = world
         self.model = build_policy_model(
-            spec.base_path, lora=spec.config.lora, adapter=spec.adapter, device=world.device, seed=spec.seed
+            spec.base_path,
+            lora=spec.config.lora,
+            adapter=spec.adapter,
+            device=world.device,
+            seed=spec.seed,
+            trees=spec.config.layout == "flat",
         )
         # Dropout would make the learner's distribution another one than the engine's.
         self.model.eval()
@@ -142,8 +147,13 @@ class Trainer:
             self._world.broadcast((command, arguments))
 
     def _share(self, samples: Sequence[TrainingSample]) -> list[TensorBatch]:
-        budget = self._config.micro_batch_tokens
-        shares = pack_for_ranks(samples, token_budget=budget, ranks=self._world.size)
+        shares = pack_for_ranks(
+            samples,
+            token_budget=self._config.micro_batch_tokens,
+            ranks=self._world.size,
+            layout=self._config.layout,
+            share_prefixes=self._config.share_prefixes,
+        )
         return [to_tensors(batch, self._world.device) for batch in shares[self._world.rank]]
 
 

@@ -95,6 +95,8 @@ class GatewaySection(Section):
     """How often the journal is forced to the disk, for ``disk``."""
     routing_refresh_seconds: float = Field(default=0.2, gt=0)
     """How often the routing table is read again when no event announces a change."""
+    swap_wait_seconds: float = Field(default=120.0, ge=0)
+    """Longest time that a request waits while the only replica that could answer it has its weights replaced."""
     sticky_episodes: bool = True
     """Requests of one Episode stay on the replica that has its conversation in the prefix cache."""
     sticky_bound: int = Field(default=4, ge=0)
@@ -175,12 +177,16 @@ class FleetSection(Section):
     variants: tuple[Literal["standard", "fast"], ...] = ("standard", "fast")
     """Variants to serve."""
     replicas: dict[str, int] = Field(default_factory=dict)
-    """Variant → number of engine replicas; one where nothing is said."""
+    """Variant → number of engines that the fleet launches for it; one where nothing is said."""
     attach: dict[str, str] = Field(default_factory=dict)
     """Variant → URLs (comma-separated) of engines that somebody else runs, instead of launching any."""
     full_weights_policy: str = ""
     """A Policy trained in full weights: the replicas carry its weights in place of the Base's and serve nothing
     else; empty: Policies are LoRA adapters beside the Base."""
+    weight_wire: Literal["disk", "nccl"] = "disk"
+    """How full weights reach engines: each reads the folder, or a sender broadcasts them to the engines' GPUs."""
+    weight_wire_port: int = Field(default=8450, ge=1, le=65535)
+    """Port on which the sender of ``nccl`` meets an engine's workers."""
     lease_seconds: float = Field(default=10.0, gt=0)
     """One fleet process of a Base leads; a killed leader is followed by a waiting one after this time."""
     host: str = "127.0.0.1"
@@ -193,14 +199,43 @@ class FleetSection(Section):
     """Speculation of the ``fast`` Variant; ``eagle3`` and ``mtp`` need a Base that has such heads."""
     fast_tokens: int = Field(default=4, ge=1, le=16)
     """Draft tokens per step."""
+    speculation_switch: bool = True
+    """Switch speculation off while it makes a fast replica slower at its load, and on again when it pays."""
+    speculation_seconds: float = Field(default=10.0, gt=0)
+    """How often that is judged."""
+    speculation_off_below: float = Field(default=0.97, gt=0)
+    """Decoding speed, as a multiple of standard's, below which speculation is switched off."""
+    speculation_on_above: float = Field(default=1.03, gt=0)
+    """The same, above which it is switched on again."""
+    sameness_seconds: float = Field(default=900.0, ge=0)
+    """How often each fast replica's answers are compared with a standard one's; 0: never."""
+    sameness_prompts: int = Field(default=2, ge=1)
+    """Prompts of one comparison; another sample each time."""
+    sameness_tokens: int = Field(default=24, ge=1)
+    """Longest answer in a comparison."""
+    sameness_samples: int = Field(default=4, ge=0)
+    """Sampled answers per prompt on each side, for the two-sample test; below 2: none."""
+    sameness_logprob_error: float = Field(default=0.02, gt=0)
+    """Largest mean difference of log-probs under speculation from standard's (nats), for float32."""
+    sameness_stops_fast: bool = True
+    """Use a fast replica that was shown to answer otherwise no more, until its engine starts anew."""
     fast_options: dict[str, Any] = Field(default_factory=dict)
     """Further settings of the engine's speculation, as the engine names them; only lossless ones are taken."""
     draft_model: str = ""
-    """Folder of the draft model or heads that no Drafter of the store replaces yet."""
+    """Folder of the draft model or heads that no Drafter of the store replaces yet; empty, with ``draft_model``:
+    ``fast`` decodes plainly until the learner has distilled one."""
+    drafter_trial_drafts: int = Field(default=500, ge=1)
+    """Drafts after which a candidate is compared with the Drafter before, and acceptance is believed."""
+    drafter_retrain_drop: float = Field(default=0.1, gt=0, lt=1)
+    """A successor is distilled when acceptance falls by more than this share of its value at the last Drafter."""
+    drafter_retrain_on_promotion: bool = True
+    """Distil a successor whenever a version is promoted, whatever its acceptance."""
     reconcile_seconds: float = Field(default=1.0, gt=0)
     """How often wanted and live state are compared when no event wakes the fleet."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """Longest time that a version without new requests stays loaded for those in flight."""
+    """Longest time that a version, or an engine that is to end, is kept for requests in flight, with no new ones."""
+    keep_engines: bool = False
+    """Leave launched engines running when the fleet is stopped, for the next one to take over."""
     probe_max_error: float = Field(default=0.02, gt=0)
     """Largest mean |engine - learner| log-prob of a passing probe, for float32."""
     metrics_port: int = Field(default=8431, ge=0, le=65535)
@@ -343,7 +378,7 @@ class ObjectiveSection(Section):
     correction: Literal["", "none", "tis", "icepop", "sequence_mask", "sequence_kl"] = ""
     """What is done about tokens that the engine sampled by other probabilities; empty: the preset's."""
     aggregation: Literal["", "token_mean", "sequence_mean", "constant"] = ""
-    """Mean over tokens, over Episodes of their means, or sum over a constant length (Dr.GRPO); empty: the preset's."""
+    """Mean over tokens, over Episodes of their means, or sum over a constant length (Dr.GRPO); empty: preset."""
     clip_low: float | None = Field(default=None, gt=0)
     """How far down the ratio may move, or the probability with ``dppo`` and ``anchored``; unset: the preset's."""
     clip_high: float | None = Field(default=None, gt=0)
@@ -396,7 +431,12 @@ class LearnerSection(Section):
     updates_per_batch: int = Field(default=1, ge=1)
     """Optimizer steps on one batch of Episodes."""
     micro_batch_tokens: int = Field(default=2048, ge=64)
-    """Padded tokens per forward pass."""
+    """Tokens per forward pass, padding included."""
+    layout: Literal["flat", "padded"] = "flat"
+    """``flat``: samples follow one another without padding; ``padded``: a row each, for models whose attention is
+    not plain causal attention."""
+    share_prefixes: bool = True
+    """What samples of a flat micro-batch have in common at their beginning is computed once."""
     max_staleness: int = Field(default=1, ge=0)
     """How many versions behind an Episode may be when it trains."""
     zero_stage: Literal[0, 1, 2, 3] = 0
@@ -484,10 +524,15 @@ class HoneConfig(Section):
                 f"({self.engine.max_lora_rank}): no engine could load what the learner publishes"
             )
         launches_fast = "fast" in self.fleet.variants and "fast" not in self.fleet.attach
-        if launches_fast and self.fleet.fast_method in ("draft_model", "eagle3") and not self.fleet.draft_model:
+        if launches_fast and self.fleet.fast_method == "eagle3" and not self.fleet.draft_model:
             raise ValueError("fleet.draft_model is empty, and fleet.fast_method needs one")
         if self.worker.tools_port and self.worker.tools_host in ("0.0.0.0", "::") and not self.worker.tools_url:  # noqa: S104
             raise ValueError("worker.tools_host names no machine: worker.tools_url must say how gateways reach it")
+        if any(name not in ("standard", "fast") or count < 1 for name, count in self.fleet.replicas.items()):
+            raise ValueError("fleet.replicas gives each of 'standard' and 'fast' a number from 1 on")
+        empty = [name for name, urls in self.fleet.attach.items() if not urls.replace(",", "").strip()]
+        if empty:
+            raise ValueError(f"fleet.attach names no URL for {', '.join(sorted(empty))}")
         unknown = set(self.fleet.attach) - {"standard", "fast"}
         if unknown:
             raise ValueError(f"fleet.attach names unknown Variants: {', '.join(sorted(unknown))}")

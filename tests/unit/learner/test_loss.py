@@ -49,7 +49,7 @@ CLIPS = {"symmetric": SYMMETRIC, "higher": HIGHER}
 AGGREGATIONS = {
     "token-mean": lambda x: loss.token_mean(x, MASK, N),
     "seq-mean-token-mean": lambda x: loss.seq_mean_token_mean(
-        x, MASK, sequence_tokens=MASK.sum(-1), global_sequences=4
+        x, MASK, sequence_tokens=MASK.sum(-1, keepdim=True).expand_as(MASK), global_sequences=4
     ),
     "seq-mean-token-sum": lambda x: loss.seq_mean_token_sum(x, MASK, global_sequences=4),
     "sum-norm": lambda x: loss.seq_mean_token_sum_norm(x, MASK, constant_tokens=5, global_sequences=4),
@@ -257,7 +257,7 @@ def every_loss(batch: tuple[Tensor, ...], totals: tuple[Tensor, Tensor, float]) 
 
 def totals_of(batch: tuple[Tensor, ...]) -> tuple[Tensor, Tensor, float]:
     mask = batch[-1]
-    return mask.sum(-1), mask.sum(), float(len(mask))
+    return mask.sum(-1, keepdim=True).expand_as(mask), mask.sum(), float(len(mask))
 
 
 @settings(max_examples=40, deadline=None)
@@ -266,7 +266,7 @@ def test_padding_width_changes_nothing(batch, padding) -> None:
     """Wider rows give the same losses and gradients."""
     wide = tuple(torch.nn.functional.pad(tensor, (0, padding)) for tensor in batch)
     values, gradient = every_loss(batch, totals_of(batch))
-    wide_values, wide_gradient = every_loss(wide, totals_of(batch))
+    wide_values, wide_gradient = every_loss(wide, totals_of(wide))
     assert torch.allclose(values, wide_values, atol=1e-12)
     assert torch.allclose(gradient, wide_gradient[:, : gradient.shape[1]], atol=1e-12)
     assert not wide_gradient[:, gradient.shape[1] :].any()
@@ -306,9 +306,8 @@ def test_masked_out_equals_absent(batch) -> None:
     values, gradient = every_loss(batch, totals_of(batch))
     inside = batch[-1].bool()
     flat = tuple(tensor[inside].unsqueeze(1) for tensor in batch)
-    row_of_token = inside.nonzero()[:, 0]
     sequence_tokens, tokens, sequences = totals_of(batch)
-    flat_values, flat_gradient = every_loss(flat, (sequence_tokens[row_of_token], tokens, sequences))
+    flat_values, flat_gradient = every_loss(flat, (sequence_tokens[inside].unsqueeze(1), tokens, sequences))
     assert torch.allclose(values, flat_values, atol=1e-10)
     assert torch.allclose(gradient[inside], flat_gradient[:, 0], atol=1e-12)
 

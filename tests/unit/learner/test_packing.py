@@ -1,4 +1,4 @@
-"""Packing conserves every token and mask within the budget."""
+"""Packing keeps every token, mask and path within the budget, in rows of trees and in padded rows."""
 
 from collections import Counter
 
@@ -14,80 +14,133 @@ from learner.packing import MicroBatch, pack, pack_for_ranks
 
 @st.composite
 def training_samples(draw: st.DrawFn) -> TrainingSample:
-    """A sample of one of three Episodes, with any mask."""
-    mask = tuple(draw(st.lists(st.integers(0, 1), min_size=1, max_size=9)))
-    number = draw(st.integers(1, 1000))
+    """A sample of one of three Episodes and two groups, over so few tokens that samples often begin alike."""
+    mask = tuple(draw(st.lists(st.sampled_from((0, 0, 1)), min_size=1, max_size=9)))
+    number = draw(st.integers(0, 5))
     return TrainingSample(
         episode_id=f"ep_{number % 3}",
-        group_id=None,
+        group_id=f"grp_{number % 2}",
         domain=None,
-        tokens=tuple(number + index for index in range(len(mask))),
+        tokens=tuple(draw(st.integers(1, 2)) for _ in mask),
         loss_mask=mask,
-        behaviour_logprobs=tuple(-0.5 * inside for inside in mask),
-        advantages=tuple(0.25 * inside for inside in mask),
+        behaviour_logprobs=tuple(-0.5 * number * inside for inside in mask),
+        advantages=tuple((0.25 + number) * inside for inside in mask),
         versions=tuple(7 if inside else -1 for inside in mask),
     )
 
 
-def rows_of(batches: list[MicroBatch]) -> list[tuple[int, tuple[object, ...]]]:
-    """(index, the sample's arrays) of every row, without the padding."""
-    found = []
-    for batch in batches:
-        for row, index in enumerate(batch.rows):
-            kept = batch.attention_mask[row] == 1
-            arrays = (
-                batch.tokens,
-                batch.loss_mask,
-                batch.behaviour_logprobs,
-                batch.advantages,
-                batch.versions,
-            )
-            found.append((index, tuple(tuple(array[row][kept].tolist()) for array in arrays)))
-    return sorted(found)
+sample_lists = st.lists(training_samples(), max_size=10)
 
 
-@given(samples=st.lists(training_samples(), max_size=12), budget=st.integers(1, 40))
-def test_every_sample_is_one_row_verbatim(samples, budget) -> None:
-    """Unpacking the rows gives back each sample's tokens, masks, log-probs, advantages and versions."""
-    expected = [
-        (index, (s.tokens, s.loss_mask, s.behaviour_logprobs, s.advantages, s.versions))
-        for index, s in enumerate(samples)
+def learned(sample: TrainingSample) -> list[tuple[object, ...]]:
+    """What is learned of a sample: each loss token with all before it and its values."""
+    return [
+        (sample.tokens[: t + 1], sample.behaviour_logprobs[t], sample.advantages[t], sample.versions[t])
+        for t, inside in enumerate(sample.loss_mask)
+        if inside
     ]
-    assert rows_of(pack(samples, token_budget=budget, pad_id=999_999)) == expected
 
 
-@given(samples=st.lists(training_samples(), max_size=12), budget=st.integers(1, 40))
-def test_the_budget_holds(samples, budget) -> None:
-    """Padded tokens stay within the budget, but for a row that is longer by itself."""
+def learned_in(batch: MicroBatch) -> list[tuple[int, tuple[object, ...]]]:
+    """(sample, what ``learned`` says) of each loss token, its past read off the predecessors."""
+    found = []
+    for row, index in zip(*np.nonzero(batch.loss_mask), strict=True):
+        path, at = [], int(index)
+        while at >= 0:
+            path.append(int(batch.tokens[row, at]))
+            at = at - 1 if batch.predecessors is None else int(batch.predecessors[row, at])
+        values = (batch.behaviour_logprobs, batch.advantages, batch.versions)
+        numbers = [array[row, index].item() for array in values]
+        assert batch.positions[row, index] == len(path) - 1
+        found.append((int(batch.samples[row, index]), (tuple(reversed(path)), *numbers)))
+    return found
+
+
+@pytest.mark.parametrize(("layout", "share"), [("flat", True), ("flat", False), ("padded", False)])
+@given(samples=sample_lists, budget=st.integers(1, 40))
+def test_every_loss_token_is_learned_once_after_its_own_past(layout, share, samples, budget) -> None:
+    """Whatever is shared, each loss token stands once, behind exactly the tokens of its sample, with its values."""
+    batches = pack(samples, token_budget=budget, layout=layout, share_prefixes=share)
+    found = Counter(item for batch in batches for item in learned_in(batch))
+    assert found == Counter((index, item) for index, sample in enumerate(samples) for item in learned(sample))
+
+
+@given(samples=sample_lists, budget=st.integers(1, 40))
+def test_segments_cover_a_row_and_see_their_own_past(samples, budget) -> None:
+    """Segments follow one another without gaps, and a segment's context is the path that predecessors tell."""
     for batch in pack(samples, token_budget=budget):
-        assert batch.padded_tokens <= budget or len(batch.rows) == 1
-        assert batch.attention_mask.max(axis=0).all()
+        assert batch.segments is not None and batch.predecessors is not None
+        assert [one.start for one in batch.segments[1:]] == [one.end for one in batch.segments[:-1]]
+        assert batch.segments[-1].end == batch.tokens.shape[1]
+        for segment in batch.segments:
+            seen = [index for start, end in segment.context for index in range(start, end)]
+            path, at = [], int(batch.predecessors[0, segment.start])
+            while at >= 0:
+                path.append(at)
+                at = int(batch.predecessors[0, at])
+            assert seen == list(reversed(path))
 
 
-@given(samples=st.lists(training_samples(), max_size=12))
+@given(samples=sample_lists)
+def test_sharing_never_costs_and_equal_prompts_stand_once(samples) -> None:
+    """A shared row has at most the tokens of the unshared one; a group's common prompt is in it once."""
+    together = pack(samples, token_budget=1_000)
+    alone = pack(samples, token_budget=1_000, share_prefixes=False)
+    assert sum(batch.tokens.size for batch in together) <= sum(batch.tokens.size for batch in alone)
+    prompt, answers = (5,) * 20, ((1,), (2, 2), (3, 3, 3))
+    group = [
+        TrainingSample(
+            episode_id=f"ep_{index}",
+            group_id="grp",
+            domain=None,
+            tokens=prompt + answer,
+            loss_mask=(0,) * 20 + (1,) * len(answer),
+            behaviour_logprobs=(0.0,) * (20 + len(answer)),
+            advantages=(0.0,) * (20 + len(answer)),
+            versions=(-1,) * (20 + len(answer)),
+        )
+        for index, answer in enumerate(answers)
+    ]
+    assert [batch.tokens.size for batch in pack(group, token_budget=100)] == [26]
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+@given(samples=sample_lists, budget=st.integers(1, 40))
+def test_the_budget_holds(layout, samples, budget) -> None:
+    """Tokens, padding included, stay within the budget, but for a sample that is longer by itself."""
+    for batch in pack(samples, token_budget=budget, layout=layout):
+        assert batch.tokens.size <= budget or len(set(batch.samples.flatten())) == 1
+
+
+@given(samples=sample_lists)
 def test_padding_is_inert(samples) -> None:
     """Padding holds the pad id, every mask 0 and version -1; positions count from 0 in each row."""
-    for batch in pack(samples, token_budget=40, pad_id=77):
-        padding = batch.attention_mask == 0
-        assert (batch.tokens[padding] == 77).all()
-        assert (batch.versions[padding] == -1).all()
-        for array in (batch.loss_mask, batch.behaviour_logprobs, batch.advantages, batch.positions):
-            assert not array[padding].any()
-        counted = np.broadcast_to(np.arange(batch.tokens.shape[1]), batch.tokens.shape)
-        assert (batch.positions[~padding] == counted[~padding]).all()
+    for batch in pack(samples, token_budget=40, layout="padded", pad_id=77):
+        for row, index in enumerate(batch.samples[:, 0]):
+            length = len(samples[index].tokens)
+            assert (batch.tokens[row, length:] == 77).all()
+            assert (batch.versions[row, length:] == -1).all()
+            assert batch.positions[row, :length].tolist() == list(range(length))
+            for array in (batch.loss_mask, batch.behaviour_logprobs, batch.advantages, batch.positions):
+                assert not array[row, length:].any()
 
 
-@given(samples=st.lists(training_samples(), max_size=12), budget=st.integers(1, 40))
-def test_sequence_tokens_are_those_of_the_whole_episode(samples, budget) -> None:
-    """A row knows its Episode's loss tokens over all rows, so that a split Episode counts once."""
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+@given(samples=sample_lists, budget=st.integers(1, 40))
+def test_a_split_episode_counts_once(layout, samples, budget) -> None:
+    """A loss token knows its Episode's loss tokens in all batches, and each Episode is counted in one of them."""
     totals: Counter[str] = Counter()
     for sample in samples:
         totals[sample.episode_id] += sum(sample.loss_mask)
-    for batch in pack(samples, token_budget=budget):
-        assert batch.sequence_tokens.tolist() == [totals[samples[row].episode_id] for row in batch.rows]
+    batches = pack(samples, token_budget=budget, layout=layout)
+    for batch in batches:
+        inside = batch.loss_mask == 1
+        expected = [totals[samples[index].episode_id] for index in batch.samples[inside]]
+        assert batch.sequence_tokens[inside].tolist() == expected
+    assert sum(len(batch.first_samples) for batch in batches) == sum(total > 0 for total in totals.values())
 
 
-@given(samples=st.lists(training_samples(), max_size=12), ranks=st.integers(1, 4))
+@given(samples=sample_lists, ranks=st.integers(1, 4))
 def test_ranks_get_equally_many_batches_and_no_token_twice(samples, ranks) -> None:
     """Every rank runs as many passes as the others, and the loss tokens of all are those of the samples."""
     dealt = pack_for_ranks(samples, token_budget=12, ranks=ranks)
@@ -97,11 +150,11 @@ def test_ranks_get_equally_many_batches_and_no_token_twice(samples, ranks) -> No
     )
 
 
-@given(samples=st.lists(training_samples(), min_size=2, max_size=12))
-def test_rows_are_sorted_by_length(samples) -> None:
-    """The longest samples come first, equal ones in their given order."""
-    order = [row for batch in pack(samples, token_budget=15) for row in batch.rows]
-    assert order == sorted(range(len(samples)), key=lambda row: (-len(samples[row].tokens), row))
+@given(samples=st.lists(training_samples(), min_size=2, max_size=10))
+def test_the_costliest_batch_comes_first(samples) -> None:
+    """What does not fit in memory fails at once."""
+    costs = [batch.cost for batch in pack(samples, token_budget=15)]
+    assert costs == sorted(costs, reverse=True)
 
 
 def test_a_budget_below_one_is_refused() -> None:

@@ -39,7 +39,9 @@ N = 13
 
 
 def sequence_mean(per_token: Tensor) -> float:
-    return loss.seq_mean_token_mean(per_token, MASK, sequence_tokens=MASK.sum(-1), global_sequences=4).item()
+    return loss.seq_mean_token_mean(
+        per_token, MASK, sequence_tokens=MASK.sum(-1, keepdim=True).expand_as(MASK), global_sequences=4
+    ).item()
 
 
 @pytest.mark.parametrize(("low", "high"), [(0.2, 0.2), (0.2, 0.28)])

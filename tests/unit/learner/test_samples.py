@@ -171,3 +171,14 @@ def test_samples_are_the_engines_own_tokens(turns) -> None:
         for turn in trained
         for token, logprob in zip(turn.output_ids, turn.output_logprobs, strict=True)
     )
+
+
+def test_no_sample_joins_what_was_compacted() -> None:
+    """The Turns before and after a compaction are samples of their own, and each sampled token is in one of them."""
+    compacted = a_turn(2, (1, 2, 99, 8), (9,), compacted=True, parent_turn_id="turn_1")
+    later = a_turn(3, (1, 2, 99, 8, 9, 10), (11,), parent_turn_id="turn_2")
+    turns = [FIRST, SECOND, compacted, later]
+    samples = episode_samples(an_episode(*turns), turns, 1.0)
+    assert [sample.tokens for sample in samples] == [(1, 2, 3, 4, 5, 6, 7), (1, 2, 99, 8, 9, 10, 11)]
+    assert [sum(sample.loss_mask) for sample in samples] == [3, 2]
+    assert count_breaks(an_episode(*turns), turns) == {BreakCause.COMPACTION: 1}

@@ -84,6 +84,41 @@ def make_samples() -> SampleMaker:
 
 
 @pytest.fixture
+def make_groups(make_samples: SampleMaker) -> Callable[[int, int], list[TrainingSample]]:
+    """Groups of samples with one prompt each; the last of a group goes on from the middle of the one before it."""
+
+    def make(groups: int, size: int) -> list[TrainingSample]:
+        samples: list[TrainingSample] = []
+        for number in range(groups):
+            first, *others = make_samples(size, seed=number + 1)
+            prompt = first.tokens[: first.loss_mask.index(1)] * 3
+            for one in (first, *others):
+                own = one.loss_mask.index(1)
+                samples.append(_prefixed(one, prompt, own, group=f"grp_{number}"))
+            past = samples[-2]
+            half = past.loss_mask.index(1) + 1
+            samples[-1] = _prefixed(samples[-1], past.tokens[:half], len(prompt), group=f"grp_{number}")
+        return samples
+
+    return make
+
+
+def _prefixed(sample: TrainingSample, prefix: tuple[int, ...], drop: int, *, group: str) -> TrainingSample:
+    """``sample`` without its first ``drop`` tokens, behind ``prefix``, which does not train."""
+    length = len(prefix)
+    return sample.model_copy(
+        update={
+            "group_id": group,
+            "tokens": prefix + sample.tokens[drop:],
+            "loss_mask": (0,) * length + sample.loss_mask[drop:],
+            "behaviour_logprobs": (0.0,) * length + sample.behaviour_logprobs[drop:],
+            "advantages": (0.0,) * length + sample.advantages[drop:],
+            "versions": (-1,) * length + sample.versions[drop:],
+        }
+    )
+
+
+@pytest.fixture
 def make_trainer(base_path: Path, config: LearnerSection, world: World) -> Iterator[Callable[..., Trainer]]:
     """Opens Trainers on the tiny model and closes them at the end."""
     opened = []

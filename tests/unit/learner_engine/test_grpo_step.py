@@ -104,6 +104,28 @@ def test_the_split_into_micro_batches_changes_no_objective(
         torch.testing.assert_close(parameter, other[name], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize(("layout", "share"), [("flat", True), ("flat", False), ("padded", False)])
+def test_layouts_equal_plain_pytorch_on_shared_prompts(
+    reference, base_path, adapter, config, world, make_groups, layout, share
+) -> None:
+    """Groups with common prompts, and Branches with a common past, train as if each sample stood alone."""
+    samples = make_groups(3, 4)
+    cap = config.objective.correction_high
+    expected = reference.plain_gradients(base_path, adapter, samples, algorithm="grpo", cap=cap)
+    changed = config.model_copy(update={"layout": layout, "share_prefixes": share, "micro_batch_tokens": 128})
+    trainer = Trainer(
+        _spec(base_path, adapter, changed, 0),
+        world=world,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    )
+    before = trainer.trained_parameters()
+    update = trainer.grpo_update(samples)
+    after = trainer.trained_parameters()
+    trainer.close()
+    moved = {name: before[name] - after[name] for name in before}
+    _assert_equal(expected, update.loss, update.gradient_norm, moved)
+
+
 @pytest.mark.timeout(600)
 def test_two_ranks_equal_plain_pytorch(reference, base_path, adapter, config, make_samples, tmp_path) -> None:
     """Two ranks with unequal shares give one rank's loss and gradients, and their saved state loads back exactly."""
