@@ -137,9 +137,20 @@ class DeepSpeedEngine:
             # step() is the boundary: the number of micro-batches differs from step to step.
             "managed_gradient_accumulation": False,
             "gradient_clipping": 0.0 if self._own_clipping else config.gradient_clipping,
-            "zero_optimization": {"stage": config.zero_stage},
+            "zero_optimization": self._zero(config),
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
             "bf16": {"enabled": world.device.type == "cuda"},
             "steps_per_print": None,
+            **{key: value for key, value in config.deepspeed.items() if key != "zero_optimization"},
         }
+
+    @staticmethod
+    def _zero(config: LearnerSection) -> dict[str, Any]:
+        zero: dict[str, Any] = {"stage": config.zero_stage}
+        if config.offload_optimizer:
+            zero["offload_optimizer"] = {"device": "cpu", "pin_memory": False}
+        if config.offload_parameters:
+            zero["offload_param"] = {"device": "cpu", "pin_memory": False}
+        given: dict[str, Any] = config.deepspeed.get("zero_optimization", {})
+        return {**zero, **given, "stage": config.zero_stage}

@@ -80,6 +80,15 @@ class PolicyModel(nn.Module):
     def _adapter_config(self) -> Any:
         return self.network.peft_config[ADAPTER_NAME]
 
+    def checkpoint_gradients(self) -> None:
+        """Keep only each layer's input, and compute the layer again in the backward pass."""
+        causal = self.causal
+        causal.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        # transformers does it in training mode only. The layers' children stay in evaluation mode: no dropout.
+        for module in causal.modules():
+            if getattr(module, "gradient_checkpointing", False):
+                module.training = True
+
     @contextmanager
     def as_base(self) -> Iterator[None]:
         """Inside, the adapter is off: log-probs of the Base."""

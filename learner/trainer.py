@@ -58,6 +58,8 @@ class Trainer:
         )
         # Dropout would make the learner's distribution another one than the engine's.
         self.model.eval()
+        if spec.config.gradient_checkpointing:
+            self.model.checkpoint_gradients()
         self.lora_rank = self.model.lora_rank
         self._engine = DeepSpeedEngine(
             self.model,

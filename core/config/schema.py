@@ -213,7 +213,7 @@ class FleetSection(Section):
     """Prompts of one comparison; another sample each time."""
     sameness_tokens: int = Field(default=24, ge=1)
     """Longest answer in a comparison."""
-    sameness_samples: int = Field(default=4, ge=0)
+    sameness_samples: int = Field(default=2, ge=0)
     """Sampled answers per prompt on each side, for the two-sample test; below 2: none."""
     sameness_logprob_error: float = Field(default=0.02, gt=0)
     """Largest mean difference of log-probs under speculation from standard's (nats), for float32."""
@@ -348,10 +348,12 @@ class DrafterSection(Section):
     """Passes over the training text."""
     learning_rate: float = Field(default=1e-3, gt=0)
     """Peak learning rate."""
-    micro_batch_tokens: int = Field(default=2048, ge=64)
+    micro_batch_tokens: int = Field(default=512, ge=64)
     """Padded tokens per optimizer step."""
     top_k: int = Field(default=32, ge=1)
     """Of the target's distribution at each position, how many of the likeliest tokens are learned."""
+    feature_weight: float = Field(default=1.0, ge=0)
+    """Weight of the distance to the target's hidden states beside the cross-entropy; 0: none."""
     min_tokens: int = Field(default=8192, ge=0)
     """With fewer recorded sampled tokens than this, the target samples the rest itself."""
     sample_tokens: int = Field(default=64, ge=1)
@@ -362,6 +364,21 @@ class DrafterSection(Section):
     """Share of the prompts that acceptance is measured on, and that are not trained on."""
     warm_start: bool = True
     """Begin with the drafter before, where it has the same form."""
+
+
+_DEEPSPEED_KEYS = frozenset(
+    {
+        "train_batch_size",
+        "train_micro_batch_size_per_gpu",
+        "gradient_accumulation_steps",
+        "managed_gradient_accumulation",
+        "gradient_clipping",
+        "optimizer",
+        "scheduler",
+        "bf16",
+        "fp16",
+    }
+)
 
 
 class ObjectiveSection(Section):
@@ -440,7 +457,15 @@ class LearnerSection(Section):
     max_staleness: int = Field(default=1, ge=0)
     """How many versions behind an Episode may be when it trains."""
     zero_stage: Literal[0, 1, 2, 3] = 0
-    """DeepSpeed ZeRO stage."""
+    """DeepSpeed ZeRO stage: 1 shards optimizer states over ranks, 2 gradients too, 3 parameters too."""
+    offload_optimizer: bool = False
+    """Keep optimizer states in main memory; ZeRO stage 1 and above."""
+    offload_parameters: bool = False
+    """Keep parameters in main memory until a layer needs them; ZeRO stage 3."""
+    gradient_checkpointing: bool = False
+    """Compute activations again in the backward pass instead of keeping them: a third more time, far less memory."""
+    deepspeed: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of DeepSpeed's own configuration, passed through; what Hone sets itself is refused here."""
     ranks: int = Field(default=1, ge=1)
     """Training processes on this machine."""
     episode_timeout_seconds: float = Field(default=600.0, gt=0)
@@ -462,6 +487,9 @@ class ContextBudget(Section):
     """The newest tool results that stay as they are."""
     least_characters: int = Field(default=200, ge=0)
     """Shorter results stay too: they would gain nothing."""
+    excerpt_characters: int = Field(default=0, ge=0)
+    """What stays of each older result, half of it from its beginning and half from its end; 0: only a line that says
+    that it was there."""
 
 
 class ContextSection(Section):
@@ -473,6 +501,17 @@ class ContextSection(Section):
     def budget_of(self, name: str) -> ContextBudget | None:
         """The budget of a Policy or Base."""
         return self.budgets.get(name) or self.budgets.get("*")
+
+    @model_validator(mode="after")
+    def _zero_allows(self) -> "LearnerSection":
+        if self.offload_optimizer and self.zero_stage < 1:
+            raise ValueError("learner.offload_optimizer needs learner.zero_stage 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage < 3:
+            raise ValueError("learner.offload_parameters needs learner.zero_stage 3")
+        taken = sorted(set(self.deepspeed) & _DEEPSPEED_KEYS)
+        if taken:
+            raise ValueError(f"learner.deepspeed must not set {', '.join(taken)}: learner has own keys for that")
+        return self
 
 
 class LogSection(Section):

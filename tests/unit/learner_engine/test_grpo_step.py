@@ -8,8 +8,9 @@ from types import ModuleType
 
 import pytest
 import torch
+from pydantic import ValidationError
 
-from core.config.schema import ObjectiveSection
+from core.config.schema import LearnerSection, ObjectiveSection
 from learner.trainer import Trainer, TrainerSpec
 
 PROJECT = Path(__file__).parents[3]
@@ -124,6 +125,50 @@ def test_layouts_equal_plain_pytorch_on_shared_prompts(
     trainer.close()
     moved = {name: before[name] - after[name] for name in before}
     _assert_equal(expected, update.loss, update.gradient_norm, moved)
+
+
+@pytest.mark.parametrize(
+    ("stage", "changes"),
+    [
+        (0, {"gradient_checkpointing": True}),
+        (3, {"gradient_checkpointing": True}),
+        (2, {"offload_optimizer": True}),
+        (3, {"offload_optimizer": True, "offload_parameters": True}),
+        (1, {"deepspeed": {"zero_optimization": {"reduce_bucket_size": 1000}}}),
+    ],
+)
+def test_saving_memory_changes_no_gradient(
+    reference, base_path, adapter, config, world, make_samples, stage, changes
+) -> None:
+    """Checkpointed activations, offloading and DeepSpeed's own keys give the plain loop's loss and gradients."""
+    samples = make_samples(9)
+    cap = config.objective.correction_high
+    expected = reference.plain_gradients(base_path, adapter, samples, algorithm="grpo", cap=cap)
+    trainer = Trainer(
+        _spec(base_path, adapter, config.model_copy(update=changes), stage),
+        world=world,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    )
+    before = trainer.trained_parameters()
+    update = trainer.grpo_update(samples)
+    after = trainer.trained_parameters()
+    trainer.close()
+    moved = {name: before[name] - after[name] for name in before}
+    _assert_equal(expected, update.loss, update.gradient_norm, moved)
+
+
+@pytest.mark.parametrize(
+    ("changes", "names"),
+    [
+        ({"offload_optimizer": True}, "offload_optimizer"),
+        ({"zero_stage": 2, "offload_parameters": True}, "offload_parameters"),
+        ({"deepspeed": {"gradient_clipping": 1.0}}, "gradient_clipping"),
+    ],
+)
+def test_impossible_layouts_are_refused(changes, names) -> None:
+    """A setting that DeepSpeed would ignore or contradict is an error that names the key."""
+    with pytest.raises(ValidationError, match=names):
+        LearnerSection.model_validate(changes)
 
 
 @pytest.mark.timeout(600)
