@@ -477,6 +477,17 @@ class LearnerSection(Section):
     drafter: DrafterSection = DrafterSection()
     """Draft models for the ``fast`` Variant."""
 
+    @model_validator(mode="after")
+    def _zero_allows(self) -> "LearnerSection":
+        if self.offload_optimizer and self.zero_stage < 1:
+            raise ValueError("learner.offload_optimizer needs learner.zero_stage 1, 2 or 3")
+        if self.offload_parameters and self.zero_stage < 3:
+            raise ValueError("learner.offload_parameters needs learner.zero_stage 3")
+        taken = sorted(set(self.deepspeed) & _DEEPSPEED_KEYS)
+        if taken:
+            raise ValueError(f"learner.deepspeed must not set {', '.join(taken)}: learner has own keys for that")
+        return self
+
 
 class ContextBudget(Section):
     """How long a tool loop of one Policy may grow, and what goes when it does."""
@@ -501,17 +512,6 @@ class ContextSection(Section):
     def budget_of(self, name: str) -> ContextBudget | None:
         """The budget of a Policy or Base."""
         return self.budgets.get(name) or self.budgets.get("*")
-
-    @model_validator(mode="after")
-    def _zero_allows(self) -> "LearnerSection":
-        if self.offload_optimizer and self.zero_stage < 1:
-            raise ValueError("learner.offload_optimizer needs learner.zero_stage 1, 2 or 3")
-        if self.offload_parameters and self.zero_stage < 3:
-            raise ValueError("learner.offload_parameters needs learner.zero_stage 3")
-        taken = sorted(set(self.deepspeed) & _DEEPSPEED_KEYS)
-        if taken:
-            raise ValueError(f"learner.deepspeed must not set {', '.join(taken)}: learner has own keys for that")
-        return self
 
 
 class LogSection(Section):
