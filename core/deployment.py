@@ -69,6 +69,8 @@ class LoadedVersion(Noun):
     """The immutable name under which the engine knows it."""
     checksum: str
     state: Literal["live", "draining"] = "live"
+    candidate: bool = False
+    """Full weights that are only tried here: they answer who asks for this version, never the Policy's name alone."""
     swap_seconds: float
     """From the decision to load until the probe had passed."""
     probe: ProbeResult
@@ -115,6 +117,30 @@ class SpeculationSeen(Noun):
     read_at: float = Field(default_factory=now)
 
 
+class Restart(Noun):
+    """A wish that an engine be restarted; it stays until the engine serves again."""
+
+    reason: str
+    asked_at: float = Field(default_factory=now)
+
+
+class SamenessSeen(Noun):
+    """How the last comparison of a fast replica with a standard one ended."""
+
+    same: bool
+    reason: str | None = None
+    """What speaks against sameness."""
+    compared: int
+    """Greedy answers."""
+    near_ties: int
+    mismatches: int
+    evidence: float
+    """Against sameness of sampled answers, over all comparisons since the engine started."""
+    check_id: str
+    """The SamenessCheck."""
+    read_at: float = Field(default_factory=now)
+
+
 class Deployment(Noun):
     """A Variant live on one engine replica, with the PolicyVersions loaded there."""
 
@@ -135,15 +161,26 @@ class Deployment(Noun):
     """The full-weights version that it carries; None: the Base's own weights (version 0)."""
     loaded: tuple[LoadedVersion, ...] = ()
     """LoRA versions, each under a name of its own."""
+    answers_to: tuple[str, ...] = ()
+    """The names that the engine itself listed when it was last asked."""
     speculation: Speculation | None = None
     speculating: bool = True
     """False: speculation is switched off for now, and it decodes like the standard Variant."""
+    speculating_reason: str | None = None
+    """Why it is switched off."""
     speculation_seen: SpeculationSeen | None = None
+    sameness_seen: SamenessSeen | None = None
+    """How the last comparison with a standard replica ended."""
     load: EngineLoad | None = None
     swaps: tuple[SwapRecord, ...] = ()
     """The last changes of what it holds, newest last; at most ``MOST_SWAPS``."""
     max_model_len: int | None = None
+    machine: str | None = None
+    """Where the fleet launched it, as that machine calls itself; None: somebody else runs it."""
     pid: int | None = None
+    """Its process there."""
+    restart: Restart | None = None
+    """A restart that was asked for and has not ended."""
     heartbeat_at: float = Field(default_factory=now)
     created_at: float = Field(default_factory=now)
 

@@ -28,13 +28,67 @@ DRAFTER_TRANSITIONS = TransitionTable(
 )
 
 
+class DraftCounts(Noun):
+    """How draft tokens fared on a replica over some time, and how fast it was."""
+
+    drafts: int = 0
+    """Speculation steps."""
+    draft_tokens: int = 0
+    accepted_tokens: int = 0
+    output_tokens: int = 0
+    """Sampled while requests were being decoded."""
+    busy_seconds: float = 0.0
+    """Time in which requests were being decoded."""
+    request_seconds: float = 0.0
+    """The same, times how many there were."""
+
+    def __add__(self, other: "DraftCounts") -> "DraftCounts":
+        return DraftCounts(**{name: getattr(self, name) + getattr(other, name) for name in DraftCounts.model_fields})
+
+    @property
+    def acceptance(self) -> float:
+        """Accepted share of the draft tokens; 0 without any."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def accepted_per_draft(self) -> float:
+        """Accepted draft tokens per draft, the bonus token not counted; 0 without any."""
+        return self.accepted_tokens / self.drafts if self.drafts else 0.0
+
+    @property
+    def requests(self) -> float:
+        """Requests that were decoded together, on average while there were any."""
+        return self.request_seconds / self.busy_seconds if self.busy_seconds else 0.0
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Output tokens per second while requests were being decoded; 0 when none were."""
+        return self.output_tokens / self.busy_seconds if self.busy_seconds else 0.0
+
+
+class DrafterTrial(Noun):
+    """A candidate at work on one replica, held against what the replica drafted with before."""
+
+    deployment_id: str
+    before_id: str | None = None
+    """The Drafter before; None: the configured folder, or none at all."""
+    before: DraftCounts = DraftCounts()
+    """How that one fared lately; without drafts: not known."""
+    counts: DraftCounts = DraftCounts()
+    """How the candidate fares."""
+    started_at: float = Field(default_factory=now)
+
+
 class Drafter(Noun):
-    """A draft model for the ``fast`` replicas of one Policy on one Base. Numbers count up and are never reused."""
+    """A draft model for the ``fast`` replicas of one Base. Numbers count up there and are never reused.
+
+    An engine holds one draft model for all that it serves: of one Base, at most one Drafter is live.
+    """
 
     id: str
     base: str
     policy: str | None = None
-    """The Policy whose versions it drafts for; None: the Base and whatever has no Drafter of its own."""
+    """The Policy whose version it was distilled from; None: the Base."""
     number: int = 1
     path: str
     """An immutable Hugging Face folder; new for every Drafter."""
@@ -56,4 +110,6 @@ class Drafter(Noun):
     """Output tokens per second against the standard Variant when it went live."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """What its training measured."""
+    trial: DrafterTrial | None = None
+    """Its trial as it stands, or as it ended."""
     created_at: float = Field(default_factory=now)

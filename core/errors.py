@@ -4,6 +4,7 @@ HoneError
 ├── ConfigurationError            a key is unknown, malformed or in conflict with another
 ├── RequestError                  the caller's fault
 │   ├── InvalidRequest            400
+│   │   └── ContextLengthExceeded prompt and answer are longer than the model's context
 │   ├── AuthenticationFailed      401
 │   ├── PermissionDenied          403
 │   ├── NotFound                  404
@@ -17,6 +18,7 @@ HoneError
 │   ├── EngineUnavailable         503
 │   ├── EngineTimeout             504
 │   ├── AdapterRejected           the engine refused an adapter
+│   ├── EngineUnsupported         409: the engine cannot do that as it was started
 │   ├── ProviderRefused           an outside provider refused this installation's key
 │   └── ProbeFailed               a loaded version does not reproduce its Probe
 ├── SandboxError                  infrastructure of the sandbox, never the fault of the code inside
@@ -64,6 +66,12 @@ class RequestError(HoneError):
 
 class InvalidRequest(RequestError):
     """The request is malformed or impossible."""
+
+
+class ContextLengthExceeded(InvalidRequest):
+    """Prompt and answer together are longer than the model's context."""
+
+    code = "context_length_exceeded"
 
 
 class AuthenticationFailed(RequestError):

@@ -38,7 +38,9 @@ RUN = "run"
 JOURNAL = "jrn"
 RESPONSE = "resp"
 REPLICA = "rep"
+SAMENESS = "same"
 FEEDBACK = "fb"
+LEADER = "led"
 
 
 def new_id(prefix: str) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Executable, Row, Table
+from sqlalchemy import Executable, Row, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -47,6 +47,15 @@ class Connection:
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
         """INSERT in the database's own dialect, which knows ON CONFLICT."""
         return sqlite.insert(table) if self._is_sqlite else postgresql.insert(table)
+
+    async def bound_idleness(self, seconds: int) -> None:
+        """Have PostgreSQL end this transaction, and give back its locks, when its client says nothing for so long.
+
+        SQLite has no such bound: there, a process that freezes in a transaction holds up every other one.
+        """
+        if not self._is_sqlite:
+            timeout = func.set_config("idle_in_transaction_session_timeout", f"{int(seconds)}s", True)
+            await self._raw.execute(select(timeout))
 
     def _check_writable(self) -> None:
         if not self._writable:

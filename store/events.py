@@ -13,7 +13,8 @@ VERSIONS = "versions"
 DEPLOYMENTS = "deployments"
 TURNS = "turns"
 POLICIES = "policies"
-TOPICS = (JOBS, VERSIONS, DEPLOYMENTS, TURNS, POLICIES)
+DRAFTERS = "drafters"
+TOPICS = (JOBS, VERSIONS, DEPLOYMENTS, TURNS, POLICIES, DRAFTERS)
 
 
 class Subscription(Protocol):

@@ -12,9 +12,12 @@ from store.repositories.evaluations import Evaluations
 from store.repositories.experiments import Assignments, Experiments
 from store.repositories.feedback import FeedbackEntries
 from store.repositories.jobs import Jobs
+from store.repositories.leases import Leases
 from store.repositories.policies import Bases, Policies
 from store.repositories.policy_versions import PolicyVersions
 from store.repositories.releases import Releases
+from store.repositories.sameness_checks import SamenessChecks
+from store.repositories.speculated_turns import SpeculatedTurns
 from store.repositories.stored_completions import StoredCompletions
 from store.repositories.stored_responses import StoredResponses
 from store.repositories.tasks import Tasks
@@ -52,6 +55,9 @@ class UnitOfWork:
         self.usage = UsageCounters(connection)
         self.runs = TrainingRuns(connection)
         self.jobs = Jobs(connection)
+        self.leases = Leases(connection)
         self.stored_responses = StoredResponses(connection)
         self.stored_completions = StoredCompletions(connection)
         self.feedback = FeedbackEntries(connection)
+        self.sameness = SamenessChecks(connection)
+        self.speculated = SpeculatedTurns(connection, self.turns)

@@ -18,13 +18,14 @@ class Deployments(Repository[Deployment]):
         """Add or replace."""
         await self._put(deployment)
 
-    async def get(self, deployment_id: str) -> Deployment:
-        """One Deployment; raises NotFound."""
-        return await self._get(deployment_id)
+    async def get(self, deployment_id: str, *, lock: bool = False) -> Deployment:
+        """One Deployment; raises NotFound. With ``lock``, nobody else changes it before this transaction ends."""
+        return await self._get(deployment_id, lock=lock)
 
-    async def list(self, base: str | None = None) -> list[Deployment]:
-        """All Deployments (of a Base) in order of id."""
-        return await self._all(self._where(self._select(), base=base).order_by(DEPLOYMENTS.c.id))
+    async def list(self, base: str | None = None, *, lock: bool = False) -> list[Deployment]:
+        """All Deployments (of a Base) in order of id; with ``lock``, nobody else changes those there are."""
+        query = self._where(self._select(), base=base).order_by(DEPLOYMENTS.c.id)
+        return await self._all(query.with_for_update() if lock else query)
 
     async def remove(self, deployment_id: str) -> None:
         """Forget a Deployment; raises NotFound."""

@@ -28,6 +28,7 @@ class _Spoken(msgspec.Struct):
 
     policy: str
     policy_spans: list[_Span]
+    deployment_id: str | None = None
 
 
 _DECODE_VERSION = msgspec.json.Decoder(_Spoken).decode
@@ -59,26 +60,28 @@ class Turns(Repository[Turn]):
 
     async def get(self, turn_id: str) -> Turn:
         """One Turn; raises NotFound."""
-        row = await self._connection.row(self._query().where(TURNS.c.id == turn_id))
+        row = await self._connection.row(self.selected().where(TURNS.c.id == turn_id))
         if row is None:
             raise self._missing(turn_id)
-        return await self._unpacked(row)
+        return await self.unpacked(row)
 
     async def for_episode(self, episode_id: str) -> list[Turn]:
         """An Episode's Turns in the order in which they were recorded."""
-        query = self._query().where(TURNS.c.episode_id == episode_id)
+        query = self.selected().where(TURNS.c.episode_id == episode_id)
         rows = await self._connection.rows(query.order_by(TURNS.c.index, TURNS.c.choice, TURNS.c.created_at))
-        return [await self._unpacked(row) for row in rows]
+        return [await self.unpacked(row) for row in rows]
 
-    async def progress(self, episode_id: str) -> tuple[int, dict[str, int]]:
-        """The index of an Episode's next Turn, and Policy → the version that answered its first Turn there."""
+    async def progress(self, episode_id: str) -> tuple[int, dict[str, int], str | None]:
+        """The index of an Episode's next Turn, Policy → the version that answered its first Turn there, and the
+        Deployment that answered last."""
         query = select(TURNS.c.index.label("place"), TURNS.c.payload).where(TURNS.c.episode_id == episode_id)
-        next_index, versions = 0, dict[str, int]()
+        next_index, versions, last = 0, dict[str, int](), None
         for row in await self._connection.rows(query.order_by(TURNS.c.index, TURNS.c.choice, TURNS.c.created_at)):
             spoken = _DECODE_VERSION(row.payload)
             next_index = max(next_index, row.place + 1)
             versions.setdefault(spoken.policy, spoken.policy_spans[0].version)
-        return next_index, versions
+            last = spoken.deployment_id
+        return next_index, versions, last
 
     async def existing(self, turn_ids: Collection[str]) -> set[str]:
         """Which of these are durable."""
@@ -131,7 +134,8 @@ class Turns(Repository[Turn]):
         rows = await self._connection.rows(query.group_by(TURNS.c.episode_id))
         return {row.episode_id: row.newest for row in rows}
 
-    def _query(self) -> Select[Any]:
+    def selected(self) -> Select[Any]:
+        """The columns that ``unpacked`` needs."""
         return self._select().add_columns(TURNS.c.id, TURNS.c.tokens, TURNS.c.tokens_blob)
 
     async def _packed(self, turn: Turn) -> dict[str, Any]:
@@ -143,7 +147,8 @@ class Turns(Repository[Turn]):
         await self._blobs.put(key, data)
         return row | {"tokens": None, "tokens_blob": key}
 
-    async def _unpacked(self, row: Row[Any]) -> Turn:
+    async def unpacked(self, row: Row[Any]) -> Turn:
+        """The Turn of a row of ``selected``. Raises CorruptArtefact when its tokens cannot be read."""
         check_schema_version(row.schema_version, Turn)
         data = row.tokens if row.tokens_blob is None else await self._fetched(row)
         try:

@@ -14,12 +14,14 @@ from store.tables.evaluations import EVALUATIONS
 from store.tables.experiments import EXPERIMENTS
 from store.tables.feedback import FEEDBACK
 from store.tables.jobs import JOBS
+from store.tables.leases import LEASES
 from store.tables.lineage import LINEAGE
 from store.tables.metadata import METADATA
 from store.tables.policies import POLICIES
 from store.tables.policy_versions import POLICY_VERSIONS
 from store.tables.releases import RELEASES
 from store.tables.rewards import REWARDS
+from store.tables.sameness_checks import SAMENESS_CHECKS
 from store.tables.stored_completions import STORED_COMPLETION_METADATA, STORED_COMPLETIONS
 from store.tables.stored_responses import STORED_RESPONSES
 from store.tables.tasks import TASKS
@@ -44,12 +46,14 @@ __all__ = (
     "EXPERIMENTS",
     "FEEDBACK",
     "JOBS",
+    "LEASES",
     "LINEAGE",
     "METADATA",
     "POLICIES",
     "POLICY_VERSIONS",
     "RELEASES",
     "REWARDS",
+    "SAMENESS_CHECKS",
     "STORED_COMPLETIONS",
     "STORED_COMPLETION_METADATA",
     "STORED_RESPONSES",

@@ -1,6 +1,6 @@
 """Rows of Drafters."""
 
-from sqlalchemy import Column, Double, Index, String, Table
+from sqlalchemy import Column, Double, Index, Integer, String, Table, UniqueConstraint
 
 from store.tables.metadata import METADATA, noun_columns
 
@@ -9,7 +9,11 @@ DRAFTERS = Table(
     METADATA,
     Column("id", String, primary_key=True),
     Column("base", String, nullable=False),
+    Column("policy", String, nullable=True),
+    Column("number", Integer, nullable=False),
+    Column("status", String, nullable=False),
     Column("created_at", Double, nullable=False),
     *noun_columns(),
-    Index(None, "base"),
+    UniqueConstraint("base", "number"),
+    Index(None, "base", "status"),
 )
