@@ -1,39 +1,44 @@
-"""What every engine must do for the fleet and for the gateway's recorder. Subclass it and give ``served``."""
+"""What every engine must do for the fleet and for the gateway's recorder. Subclass a suite and give ``served``."""
 
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import aiohttp
 import pytest
 
 from core.errors import AdapterRejected, EngineError, EngineUnavailable
 from serving.engines.base import Engine
-from serving.engines.vllm import VllmEngine
 
 TOKENS = [40, 41, 42, 43, 44, 45]
 MESSAGES = [{"role": "user", "content": "Say hello."}]
 RECORDED = {"return_token_ids": True, "temperature": 0, "max_tokens": 6}
 
 
+class Adapted(Engine, Protocol):
+    """An adapter as its class makes it."""
+
+    def __init__(self, url: str, *, health_seconds: float = ...) -> None: ...
+
+
 @dataclass
 class Served:
     """An engine under test; no adapter is loaded when a test begins."""
 
-    engine: Engine
+    engine: Adapted
     base: str
     adapters: tuple[Path, Path]
     """Two adapters that fit the Base and differ."""
 
 
 class EngineContract:
-    """One suite for the fake and for a real vLLM."""
+    """The port, for every adapter and every server that it speaks with."""
 
     async def test_health_is_true_while_the_engine_answers(self, served: Served) -> None:
         """A running engine says that it is healthy, and one that is away is not, without an error."""
-        away = VllmEngine("http://127.0.0.1:9", health_seconds=0.5)
+        away = type(served.engine)("http://127.0.0.1:9", health_seconds=0.5)
         assert await served.engine.health()
         assert not await away.health()
         with pytest.raises(EngineUnavailable):
@@ -90,12 +95,26 @@ class EngineContract:
         """An unload may be repeated."""
         await served.engine.unload_adapter("nobody")
 
+    async def test_sampled_tokens_come_with_the_logprobs_that_scoring_gives(self, served: Served) -> None:
+        """Greedy sampling repeats itself, and its log-probs are those of the same tokens when they are scored."""
+        first = await served.engine.generate(served.base, TOKENS, max_tokens=8)
+        again = await served.engine.generate(served.base, TOKENS, max_tokens=8)
+        scored = await served.engine.prompt_logprobs(served.base, [*TOKENS, *first.token_ids])
+        assert first.token_ids == again.token_ids and 1 <= len(first.token_ids) <= 8
+        assert first.logprobs == pytest.approx(scored[len(TOKENS) :], abs=1e-3)
+        with pytest.raises(EngineError):
+            await served.engine.generate("nobody", TOKENS, max_tokens=1)
+
     async def test_an_engine_says_its_release_and_its_load(self, served: Served) -> None:
         """The engine's load can be read, in one shape for all engines, and so can its version."""
         metrics = await served.engine.metrics()
         assert metrics.running >= 0 and metrics.waiting >= 0 and 0 <= metrics.kv_use <= 1
         assert metrics.raw
         assert await served.engine.version()
+
+
+class VllmAnswersContract:
+    """vLLM's own answers, as the gateway's recorder reads them: one suite for the fake and for a real vLLM."""
 
     async def test_a_request_ends_on_the_adapter_that_it_began_with(self, served: Served) -> None:
         """Unloading an adapter does not disturb a stream that it is answering."""

@@ -26,6 +26,10 @@ Rows = slice | torch.Tensor
 
 def register() -> None:
     """Replace the LoRA functions of vLLM's CPU wrapper and its waiting; vLLM calls this in every engine process."""
+    from vllm.platforms import current_platform  # noqa: PLC0415 - the engine's own
+
+    if not current_platform.is_cpu():
+        return
     import vllm.distributed.device_communicators.shm_broadcast as shared_memory  # noqa: PLC0415 - the engine's own
     import vllm.lora.punica_wrapper.punica_cpu as wrapper  # noqa: PLC0415 - absent outside the engine
 

@@ -21,6 +21,10 @@ class EngineMetrics:
     """Prompt tokens found there, so far."""
     output_tokens: float = 0.0
     """Sampled tokens, so far."""
+    decoded_tokens: float = 0.0
+    """Sampled tokens of requests that have ended, so far."""
+    decode_seconds: float = 0.0
+    """Time from first to last token of requests that have ended, summed, so far."""
     drafts: float = 0.0
     """Speculation steps, so far."""
     draft_tokens: float = 0.0
@@ -31,6 +35,15 @@ class EngineMetrics:
     """Accepted tokens at each position of a draft, so far."""
     raw: Mapping[str, float] = field(default_factory=dict)
     """Every sample under the engine's own name, summed over labels."""
+
+
+@dataclass(frozen=True)
+class Generated:
+    """What an engine sampled after a prompt."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    """Log-prob (nats) of each token given the prompt and those before it, as the engine says."""
 
 
 class Engine(Protocol):
@@ -67,6 +80,12 @@ class Engine(Protocol):
 
     async def prompt_logprobs(self, model: str, token_ids: Sequence[int]) -> list[float | None]:
         """Log-prob (nats) of each token given those before it, the first None. EngineError: unknown model."""
+        ...
+
+    async def generate(
+        self, model: str, token_ids: Sequence[int], *, max_tokens: int, temperature: float = 0.0, seed: int = 0
+    ) -> Generated:
+        """Sample after a prompt of token ids; temperature 0 is greedy. EngineError: unknown model."""
         ...
 
     async def metrics(self) -> EngineMetrics:

@@ -1,20 +1,24 @@
 """A real HTTP server that answers as vLLM 0.32 does, from a toy model, and fails on request.
 
 For tests of the gateway and the fleet: ids and log-probs are deterministic, adapters are told apart by the
-bytes of their weights file, and every failure that a replica can show can be scripted.
+bytes of their weights file, and every failure that a replica can show can be scripted. ``weights`` plays the
+routes that replace an engine's own weights.
 """
 
 import asyncio
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from aiohttp import web
 
 from serving.engines import fake_model, fake_shapes
+from serving.engines.fake_metrics import Counted, metrics_text
 from serving.engines.fake_model import Generation, Sampling
 from serving.engines.fake_script import ScriptedAnswer, scripted
 from serving.engines.fake_shapes import Call, error_body
+from serving.engines.fake_weights import FakeWeights, KeysAndValues
 
 
 def _compact(body: object) -> str:
@@ -30,16 +34,40 @@ class _Refusal(Exception):
         self.response = web.json_response(error_body(message, type_=type_, code=status, param=param), status=status)
 
 
+@dataclass
+class _Answer:
+    """One request being answered."""
+
+    call: Call
+    generations: list[Generation]
+    sampling: Sampling
+    adapter: str | None
+    """Identity of its adapter; None: the Base."""
+    held: KeysAndValues
+    under: str
+    """As which weights its next tokens are sampled."""
+    labels: list[tuple[str, int]]
+    """Labels of the weights that sampled it, each with its first token."""
+
+
 class FakeEngineServer:
     """One engine replica at ``url``. Set the public attributes at any time to script what happens next."""
 
     def __init__(
-        self, *, base_name: str = "base", max_model_len: int = 2048, speculative: bool = False, port: int = 0
+        self,
+        *,
+        base_name: str = "base",
+        max_model_len: int = 2048,
+        speculative: bool = False,
+        port: int = 0,
+        base_path: Path | None = None,
     ) -> None:
         self.base_name = base_name
         self.max_model_len = max_model_len
         self.speculative = speculative
         """Report draft tokens in ``/metrics``: four drafted and three accepted per four sampled tokens."""
+        self.weights = FakeWeights(identity=fake_model.base_identity(base_name), base_path=base_path, die=self._die)
+        """Its own weights. With ``base_path`` it has that folder's checksums at first, and refuses other shapes."""
         self.adapters: dict[str, str] = {}
         """Loaded adapter name → identity of its weights."""
         self.requests: list[dict[str, Any]] = []
@@ -47,7 +75,9 @@ class FakeEngineServer:
         self.loads: list[str] = []
         """Names of all adapters that were asked for, in order."""
         self.running = 0
-        """Completion requests being answered now."""
+        """Completion requests being answered now, those that are frozen by a pause included."""
+        self.kv_use = 0.0
+        """Share of the KV cache in use, as reported."""
         self.healthy = True
         self.token_delay_seconds = 0.0
         """Pause before each token of a stream, and as often before a whole answer."""
@@ -74,7 +104,10 @@ class FakeEngineServer:
         """Identity that newly loaded adapters get instead of their own (see ``fake_model``)."""
         self._port = port
         self._runner: web.AppRunner | None = None
+        self._waiting = 0
         self._generated = 0
+        self._unspeculated = 0
+        self._deaths: set[asyncio.Task[None]] = set()
 
     @property
     def url(self) -> str:
@@ -82,8 +115,9 @@ class FakeEngineServer:
         return f"http://127.0.0.1:{self._port}"
 
     async def start(self) -> None:
-        """Listen, on the same port as before if there was one; a started engine holds no adapters."""
+        """Listen, on the same port as before if there was one; a started engine holds its Base and no adapters."""
         self.adapters.clear()
+        self.weights.restart()
         application = web.Application(client_max_size=64 * 2**20)
         application.add_routes(
             [
@@ -96,6 +130,7 @@ class FakeEngineServer:
                 web.post("/v1/completions", self._completions),
                 web.post("/v1/load_lora_adapter", self._load),
                 web.post("/v1/unload_lora_adapter", self._unload),
+                *self.weights.routes(),
             ]
         )
         # As vLLM does: a client that leaves ends its request.
@@ -107,9 +142,9 @@ class FakeEngineServer:
 
     async def stop(self) -> None:
         """Die: connections are cut and nothing listens any more."""
-        if self._runner is not None:
-            await self._runner.cleanup()
-            self._runner = None
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            await runner.cleanup()
 
     async def __aenter__(self) -> "FakeEngineServer":
         await self.start()
@@ -120,7 +155,17 @@ class FakeEngineServer:
 
     def identity(self, model: str) -> str:
         """What stands for the weights that answer under ``model``; KeyError: not served."""
-        return fake_model.base_identity(self.base_name) if model == self.base_name else self.adapters[model]
+        return self.weights.present(None if model == self.base_name else self.adapters[model])
+
+    def _die(self) -> None:
+        server = None if self._runner is None else self._runner.server
+        for connection in [] if server is None else server.connections:
+            # Requests in flight end with their connections.
+            if connection.transport is not None:
+                connection.transport.close()
+        death = asyncio.create_task(self.stop())
+        self._deaths.add(death)
+        death.add_done_callback(self._deaths.discard)
 
     async def _version(self, _request: web.Request) -> web.Response:
         return web.json_response({"version": "0.32.0"})
@@ -134,28 +179,17 @@ class FakeEngineServer:
         return web.json_response({"object": "list", "data": cards})
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        labels = f'{{engine="0",model_name="{self.base_name}"}}'
-        lines = [
-            "# TYPE vllm:num_requests_running gauge",
-            f"vllm:num_requests_running{labels} {float(self.running)}",
-            "# TYPE vllm:generation_tokens_total counter",
-            f"vllm:generation_tokens_total{labels} {float(self._generated)}",
-        ]
-        if self.speculative:
-            drafts = self._generated // 4
-            for name, value in (
-                ("drafts", drafts),
-                ("draft_tokens", 4 * drafts),
-                ("accepted_tokens", 3 * drafts),
-            ):
-                metric = f"vllm:spec_decode_num_{name}_total"
-                lines += [f"# TYPE {metric} counter", f"{metric}{labels} {float(value)}"]
-            metric = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
-            lines.append(f"# TYPE {metric} counter")
-            for position, share in enumerate((1, 1, 1, 0)):
-                positioned = f'{labels[:-1]},position="{position}"}}'
-                lines.append(f"{metric}{positioned} {float(share * drafts)}")
-        return web.Response(text="\n".join(lines) + "\n", content_type="text/plain")
+        counted = Counted(
+            model=self.base_name,
+            running=self.running,
+            waiting=self._waiting,
+            kv_use=self.kv_use,
+            prefix_queries=self.weights.prefix_queries,
+            prefix_hits=self.weights.prefix_hits,
+            output_tokens=self._generated,
+            speculated_tokens=self._generated - self._unspeculated if self.speculative else None,
+        )
+        return web.Response(text=metrics_text(counted), content_type="text/plain")
 
     async def _load(self, request: web.Request) -> web.Response:
         body = await request.json()
@@ -220,7 +254,8 @@ class FakeEngineServer:
                 raise _Refusal(500, "EngineCore encountered an issue.", "InternalServerError")
             if self.refuse_ids is not None and body.get("kv_transfer_params"):
                 raise _Refusal(400, self.refuse_ids, "BadRequestError")
-            call, generations = self._generate(body, chat=chat)
+            await self._not_paused()
+            answer = self._generate(body, chat=chat)
         except _Refusal as refusal:
             return refusal.response
         except json.JSONDecodeError as error:
@@ -228,32 +263,86 @@ class FakeEngineServer:
         self.running += 1
         try:
             if body.get("stream"):
-                return await self._stream(request, call, generations)
-            await asyncio.sleep(self.token_delay_seconds * max(len(one.token_ids) for one in generations))
-            self._generated += sum(len(one.token_ids) for one in generations)
-            return web.json_response(fake_shapes.whole(call, generations), dumps=_compact)
+                return await self._stream(request, answer)
+            step = 0
+            while step < max(len(one.token_ids) for one in answer.generations):
+                await self._before_token(answer, step)
+                step += 1
+            self._count(answer)
+            body = fake_shapes.whole(answer.call, answer.generations)
+            told = self._told(answer)
+            return web.json_response(body | ({"kv_transfer_params": told} if told else {}), dumps=_compact)
         finally:
             self.running -= 1
 
-    async def _stream(self, request: web.Request, call: Call, generations: list[Generation]) -> web.StreamResponse:
+    async def _not_paused(self) -> None:
+        if self.weights.paused:
+            self._waiting += 1
+            try:
+                await self.weights.frozen()
+            finally:
+                self._waiting -= 1
+
+    async def _stream(self, request: web.Request, answer: _Answer) -> web.StreamResponse:
         response = web.StreamResponse(headers={"content-type": "text/event-stream; charset=utf-8"})
         await response.prepare(request)
         sent = 0
-        for chunk in fake_shapes.stream(call, generations):
+        chunks = fake_shapes.stream(answer.call, answer.generations)
+        while True:
+            await self._before_token(answer, sent // answer.call.n)
+            chunk = next(chunks, None)
+            if chunk is None:
+                break
             if chunk["choices"] and "role" not in chunk["choices"][0].get("delta", {}):
                 sent += 1
             if self.die_after_tokens is not None and sent > self.die_after_tokens:
                 if request.transport is not None:
                     request.transport.close()
                 return response
-            await asyncio.sleep(self.token_delay_seconds)
             await response.write(f"data: {_compact(chunk)}\n\n".encode())
-        self._generated += sum(len(one.token_ids) for one in generations)
+        self._count(answer)
+        if told := self._told(answer):
+            await response.write(f"data: {_compact(told)}\n\n".encode())
         await response.write(b"data: [DONE]\n\n")
         await response.write_eof()
         return response
 
-    def _generate(self, body: dict[str, Any], *, chat: bool) -> tuple[Call, list[Generation]]:
+    async def _before_token(self, answer: _Answer, step: int) -> None:
+        """Take the time of a token; then sample it, and all after it, anew if the weights are others by now."""
+        await asyncio.sleep(self.token_delay_seconds)
+        await self.weights.frozen()
+        if self.weights.label != answer.labels[-1][0]:
+            answer.labels.append((self.weights.label, step))
+        under = self.weights.answering(answer.adapter, answer.held)
+        if under == answer.under:
+            return
+        answer.under = under
+        for index, one in enumerate(answer.generations):
+            if one.deltas is None and step < len(one.token_ids):
+                resampled = fake_model.generate(
+                    under, answer.call.prompt_ids, answer.sampling, index, begun=one, steps=step
+                )
+                answer.generations[index] = fake_model.twinned(resampled) if self.twins else resampled
+
+    def _told(self, answer: _Answer) -> dict[str, Any]:
+        """What Hone's plugin adds to an answer (``engine_plugin/hone_weight_spans.py``)."""
+        # A change before the first token leaves nothing of the label before.
+        labels = {first: label for label, first in answer.labels}
+        if not self.weights.plugin or set(labels.values()) == {"default"}:
+            return {}
+        spans = {
+            str(index): [[label, first] for first, label in labels.items() if first < len(one.token_ids)]
+            for index, one in enumerate(answer.generations)
+        }
+        return {"hone_weight_versions": spans}
+
+    def _count(self, answer: _Answer) -> None:
+        sampled = sum(len(one.token_ids) for one in answer.generations)
+        self._generated += sampled
+        if not self.weights.speculating:
+            self._unspeculated += sampled
+
+    def _generate(self, body: dict[str, Any], *, chat: bool) -> _Answer:
         model = body.get("model") or self.base_name
         if model != self.base_name and model not in self.adapters:
             names = ", ".join([self.base_name, *self.adapters])
@@ -280,11 +369,16 @@ class FakeEngineServer:
             include_usage=bool((body.get("stream_options") or {}).get("include_usage")),
             prompt_logprobs=entries,
         )
+        adapter = None if model == self.base_name else self.adapters[model]
+        held = self.weights.prompt(adapter, prompt_ids)
+        under = self.weights.answering(adapter, held)
         if chat and self.script:
-            generations = [scripted(identity, prompt_ids, self.script.pop(0), sampling.max_tokens)] * n
+            generations = [scripted(under, prompt_ids, self.script.pop(0), sampling.max_tokens)] * n
         else:
-            generations = [fake_model.generate(identity, prompt_ids, sampling, choice) for choice in range(n)]
-        return call, [fake_model.twinned(one) for one in generations] if self.twins else generations
+            generations = [fake_model.generate(under, prompt_ids, sampling, choice) for choice in range(n)]
+        if self.twins:
+            generations = [fake_model.twinned(one) for one in generations]
+        return _Answer(call, generations, sampling, adapter, held, under, [(self.weights.label, 0)])
 
     def _sampling(self, body: dict[str, Any], prompt_tokens: int, *, chat: bool) -> Sampling:
         limit = body.get("max_completion_tokens") if chat else None

@@ -86,6 +86,14 @@ def adapter_identity(path: Path) -> str:
     return f"adapter:{hashlib.sha256((path / 'adapter_model.safetensors').read_bytes()).hexdigest()}"
 
 
+def weights_identity(path: Path) -> str:
+    """What stands for the full weights of a folder: a hash of its weights files. OSError: it has none."""
+    files = sorted(path.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{path} has no *.safetensors")
+    return f"weights:{hashlib.sha256(b''.join(file.read_bytes() for file in files)).hexdigest()}"
+
+
 def prompt_logprobs(identity: str, token_ids: Sequence[int]) -> list[float | None]:
     """Log-prob of each token given those before it under the weights ``identity``; the first is None."""
     state = _Context(identity)
@@ -150,16 +158,29 @@ class Generation:
         return "".join(self.pieces)
 
 
-def generate(identity: str, prompt_ids: Sequence[int], sampling: Sampling, choice: int = 0) -> Generation:
-    """Sample an answer of up to 24 letters; the same arguments always give the same answer."""
+def generate(
+    identity: str,
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    choice: int = 0,
+    *,
+    begun: Generation | None = None,
+    steps: int = 0,
+) -> Generation:
+    """Sample an answer of up to 24 letters; the same arguments always give the same answer.
+
+    With ``begun`` its first ``steps`` tokens are kept, and the rest is sampled after them.
+    """
     state = _Context(identity)
     for token in prompt_ids:
         state.push(token)
     salt = "greedy" if sampling.greedy else f"{sampling.seed}/{choice}"
     natural_length = None if sampling.ignore_eos else 4 + state.number(f"length/{salt}") % 21
-    token_ids: list[int] = []
-    logprobs: list[float] = []
-    text, finish, stop_reason = "", "length", None
+    token_ids = [] if begun is None else begun.token_ids[:steps]
+    logprobs = [] if begun is None else begun.logprobs[:steps]
+    for token in token_ids:
+        state.push(token)
+    text, finish, stop_reason = decode(token_ids), "length", None
     while len(token_ids) < sampling.max_tokens:
         ended = natural_length is not None and len(token_ids) >= natural_length
         token = IM_END if ended else _LETTERS[state.number(f"token/{salt}") % len(_LETTERS)]

@@ -79,14 +79,18 @@ def whole(call: Call, generations: Sequence[Generation]) -> dict[str, Any]:
 
 
 def stream(call: Call, generations: Sequence[Generation]) -> Iterator[dict[str, Any]]:
-    """The chunks of a stream, without ``[DONE]``: choices take turns token by token."""
+    """The chunks of a stream, without ``[DONE]``: choices take turns token by token.
+
+    ``generations`` may be replaced, item by item, between two chunks.
+    """
     if call.chat:
         yield from (_role_chunk(call, index) for index in range(call.n))
-    longest = max(len(generation.token_ids) for generation in generations)
-    for step in range(longest):
-        for index, generation in enumerate(generations):
-            if step < len(generation.token_ids):
-                yield _chunk(call, [_delta(call, index, generation, step)])
+    step = 0
+    while step < max(len(generation.token_ids) for generation in generations):
+        for index in range(len(generations)):
+            if step < len(generations[index].token_ids):
+                yield _chunk(call, [_delta(call, index, generations[index], step)])
+        step += 1
     if call.include_usage:
         yield {
             **_chunk(call, []),
