@@ -14,6 +14,7 @@ from core.config.schema import HoneConfig
 from core.errors import CorruptArtefact, MachineError, boundary
 from core.policy import Base
 from serving.weights.folder import base_fingerprint
+from serving.weights.token_bytes import longest_token_bytes
 
 _PACKAGE = "package:"
 Progress = Callable[[str], None]
@@ -34,7 +35,12 @@ def prepare_base(config: HoneConfig, progress: Progress) -> Base:
     progress(f"reading {folder}")
     if not (folder / "config.json").is_file():
         raise CorruptArtefact(f"{folder} has no config.json", hint="base.source is a Hugging Face folder")
-    return Base(name=config.base.name, path=str(folder.absolute()), fingerprint=base_fingerprint(folder))
+    return Base(
+        name=config.base.name,
+        path=str(folder.absolute()),
+        fingerprint=base_fingerprint(folder),
+        token_bytes=longest_token_bytes(folder),
+    )
 
 
 def _from_hub(repository: str, progress: Progress) -> Path:
