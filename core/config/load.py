@@ -150,7 +150,8 @@ def _flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
         dotted = f"{prefix}{key}"
         if isinstance(value, dict) and dotted not in _WHOLE:
             flat.update(_flatten(value, f"{dotted}."))
-        else:
+        elif value is not None:
+            # TOML has no word for nothing: a key that is left out has it as its default.
             flat[dotted] = _render(value)
     return flat
 

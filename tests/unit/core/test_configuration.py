@@ -24,7 +24,7 @@ def test_a_variable_wins_over_the_file(tmp_path):
         ({"HONE_GATEWAY__PORT": "70000"}, "gateway.port"),
         ({"HONE_GATEWAY__PORT": "eighty"}, "gateway.port"),
         ({"HONE_LEARNER__LORA__RANK": "64"}, "learner.lora.rank"),
-        ({"HONE_FLEET__FAST_METHOD": "draft_model"}, "fleet.draft_model"),
+        ({"HONE_FLEET__FAST_METHOD": "eagle3"}, "fleet.draft_model"),
         ({"HONE_FLEET__ATTACH": "{turbo = 'http://x'}"}, "fleet.attach"),
     ],
 )
