@@ -48,12 +48,14 @@ class SglangLaunch(Launch):
         command += ["--max-running-requests", str(engine.max_num_seqs)]
         # Defaults of the model's generation_config.json would bend the distribution unseen by the learner.
         command += ["--sampling-defaults", "openai", "--enable-metrics", "--log-level", "warning"]
-        command += ["--enable-lora", "--max-loras-per-batch", str(engine.max_loaded_versions)]
-        command += ["--max-lora-rank", str(engine.max_lora_rank)]
-        command += ["--lora-target-modules", *self.config.learner.lora.target_modules]
+        if not self.config.fleet.full_weights_policy:
+            command += ["--enable-lora", "--max-loras-per-batch", str(engine.max_loaded_versions)]
+            command += ["--max-lora-rank", str(engine.max_lora_rank)]
+            command += ["--lora-target-modules", *self.config.learner.lora.target_modules]
         if self.build == "cpu":
             command += ["--device", "cpu", "--max-total-tokens", str(engine.max_num_seqs * engine.max_model_len)]
-            command += ["--lora-backend", "torch_native"]
+            if not self.config.fleet.full_weights_policy:
+                command += ["--lora-backend", "torch_native"]
         else:
             command += ["--mem-fraction-static", f"{engine.gpu_memory_share / self.engines:.3f}"]
             if engine.prefill_tokens or not engine.chunked_prefill:

@@ -60,6 +60,8 @@ class FakeSglangServer:
 
     def __init__(self, *, base_name: str = "base", max_model_len: int = 2048, port: int = 0) -> None:
         self.base_name = base_name
+        self.served_name = base_name
+        """What it calls itself: the folder of its weights, once they were replaced."""
         self.max_model_len = max_model_len
         self.adapters: dict[str, tuple[str, str]] = {}
         """Loaded adapter name → identity of its weights, and its folder."""
@@ -90,6 +92,7 @@ class FakeSglangServer:
     async def start(self) -> None:
         """Listen; a started engine holds its Base and no adapters."""
         self.adapters.clear()
+        self.served_name = self.base_name
         self.identity, self.label, self.paused = base_identity(self.base_name), "default", None
         self._going.set()
         application = web.Application(client_max_size=64 * 2**20)
@@ -143,8 +146,8 @@ class FakeSglangServer:
 
     async def _model_info(self, _request: web.Request) -> web.Response:
         body = {
-            "model_path": self.base_name,
-            "served_model_name": self.base_name,
+            "model_path": self.served_name,
+            "served_model_name": self.served_name,
             "tokenizer_path": self.base_name,
             "is_generation": True,
             "weight_version": self.label,
@@ -154,7 +157,7 @@ class FakeSglangServer:
 
     async def _models(self, _request: web.Request) -> web.Response:
         folders = {name: folder for name, (_, folder) in self.adapters.items()}
-        return web.json_response(model_cards(self.base_name, folders, self.max_model_len))
+        return web.json_response(model_cards(self.served_name, folders, self.max_model_len))
 
     async def _metrics(self, _request: web.Request) -> web.Response:
         text = metrics_text(self.base_name, running=self.running, paused=self.paused is not None, **self._counts)
@@ -211,6 +214,7 @@ class FakeSglangServer:
         if message is not None:
             return web.json_response({"success": False, "message": message, "num_paused_requests": 0}, status=400)
         self.identity = identity
+        self.served_name = body["model_path"]
         self.label = body.get("weight_version") or self.label
         text = "Succeeded to update model weights."
         return web.json_response({"success": True, "message": text, "num_paused_requests": 0})
@@ -310,7 +314,7 @@ class FakeSglangServer:
         )
         limit = body.get("max_completion_tokens") or body.get("max_tokens") or (self.max_model_len if chat else 16)
         sampling = self._sampling(body, limit, body.get("seed"))
-        _, _, adapter = asked.model.partition(f"{self.base_name}:")
+        _, _, adapter = asked.model.partition(f"{self.served_name}:")
         return self._begin(body, adapter or None, asked, sampling)
 
     def _sampling(self, options: dict[str, Any], limit: int, seed: int | None) -> Sampling:

@@ -88,7 +88,7 @@ def chat_whole(asked: Asked, answers: Sequence[Generation]) -> dict[str, Any]:
     """A chat answer; ids are in the choice, under other names than those of a completion."""
     choices = []
     for index, one in enumerate(answers):
-        message = {"role": "assistant", "content": one.text, "reasoning_content": None, "tool_calls": None}
+        message = {"role": "assistant", "content": one.text, "reasoning_content": None}
         choice = {
             "index": index,
             "message": message,

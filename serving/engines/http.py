@@ -24,10 +24,13 @@ class HttpEngine:
         self,
         url: str,
         *,
+        base: str = "",
         request_seconds: float = _REQUEST_SECONDS,
         health_seconds: float = _HEALTH_SECONDS,
         weights_seconds: float = _WEIGHTS_SECONDS,
     ) -> None:
+        """``base``: the Base's name, for engines that forget it when their weights are replaced."""
+        self._base = base
         self._url = url.rstrip("/")
         self._request_seconds = request_seconds
         self._health_seconds = health_seconds

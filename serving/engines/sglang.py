@@ -7,18 +7,23 @@ Routes and forms were read from SGLang 0.5.23: ``srt/entrypoints/http_server.py`
   them go on with the keys and values of the old weights. No route says whether the engine is paused.
 - Weights from disk go into the target and into a draft model alike, so that an engine with a draft model of its own
   cannot be swapped so; a draft model alone can be replaced only from memory; speculation cannot be switched.
+- Once its weights were replaced it calls itself by their folder, and answers to any name but an adapter's.
+- It takes a folder that lacks layers or holds others, so the forms are compared here where the files are at hand.
 - A cache is not flushed while requests run; in a pause of mode ``retract`` none does.
 - ``/health`` samples a token, which a paused engine does not: start it with
   ``SGLANG_ENABLE_HEALTH_ENDPOINT_GENERATION=false``.
 """
 
+import asyncio
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from core.errors import AdapterRejected, EngineError, EngineUnavailable, EngineUnsupported
 from serving.engines.base import EngineMetrics, Generated
 from serving.engines.http import HttpEngine, error_message, json_of
+from serving.weights.full_folder import check_same_form
 
 
 class SglangEngine(HttpEngine):
@@ -31,6 +36,11 @@ class SglangEngine(HttpEngine):
         async with self._send("GET", "/server_info", seconds=self._health_seconds) as response:
             body = await json_of(response)
         return str(body.get("version") or "unknown")
+
+    async def models(self) -> list[str]:
+        """GET /v1/models, under the Base's name whatever the weights are."""
+        _, *adapters = names = await super().models()
+        return [self._base or names[0], *adapters]
 
     async def load_adapter(self, name: str, path: str) -> None:
         """POST /load_lora_adapter; pinned, for SGLang would evict the least recently used one unasked."""
@@ -105,6 +115,7 @@ class SglangEngine(HttpEngine):
 
     async def load_weights(self, path: str, *, label: str) -> None:
         """POST /update_weights_from_disk; SGLang loads its own old weights again when the new ones do not fit."""
+        await asyncio.to_thread(check_same_form, Path(path), Path(await self._folder()))
         body = {"model_path": path, "weight_version": label, "flush_cache": False, "abort_all_requests": False}
         send = self._send("POST", "/update_weights_from_disk", json=body, seconds=self._weights_seconds)
         async with send as response:
@@ -123,9 +134,7 @@ class SglangEngine(HttpEngine):
 
     async def weights_label(self) -> str:
         """GET /model_info."""
-        async with self._send("GET", "/model_info", seconds=self._health_seconds) as response:
-            body = await json_of(response)
-        return str(body.get("weight_version") or "default")
+        return str((await self._model_info()).get("weight_version") or "default")
 
     async def weight_checksums(self) -> dict[str, str]:
         """POST /weights_checker: names get the prefix ``tpRANK:`` when there are several ranks."""
@@ -154,6 +163,14 @@ class SglangEngine(HttpEngine):
             f"{self.url} cannot switch speculation {'on' if on else 'off'}: SGLang fixes it at its start",
             hint="send its requests to a standard replica meanwhile",
         )
+
+    async def _folder(self) -> str:
+        """Where its present weights lie, on its own machine."""
+        return str((await self._model_info()).get("model_path") or "")
+
+    async def _model_info(self) -> dict[str, Any]:
+        async with self._send("GET", "/model_info", seconds=self._health_seconds) as response:
+            return await json_of(response)
 
     async def _generate(
         self, model: str, token_ids: Sequence[int], options: dict[str, Any], *, prompt_from: int

@@ -40,6 +40,26 @@ def tokenizer_hash(path: Path) -> str:
     return digest.hexdigest()
 
 
+def check_same_form(path: Path, present: Path) -> None:
+    """Whether ``path`` holds tensors of the names and shapes of those in ``present``. AdapterRejected: it does not.
+
+    Where ``present`` is not on this machine nothing is compared.
+    """
+    if not present.is_dir():
+        return
+    try:
+        tensors, expected = tensors_of(path), tensors_of(present)
+    except CorruptArtefact as error:
+        raise AdapterRejected(error.message) from error
+    wrong = sorted(
+        name
+        for name in tensors.keys() | expected.keys()
+        if name not in tensors or name not in expected or tensors[name].shape != expected[name].shape
+    )
+    if wrong:
+        raise AdapterRejected(f"{path} is of another model: {len(wrong)} tensors differ, such as '{wrong[0]}'")
+
+
 def check_full_folder(path: Path, *, base_path: Path) -> None:
     """Whether the weights in ``path`` can stand in place of those in ``base_path``. Blocking: reads every byte.
 

@@ -89,7 +89,7 @@ class TestSglangStandInWeights(WeightContract):
         (tmp_path / "empty").mkdir()
         async with FakeSglangServer(base_name=BASE) as server:
             server.token_delay_seconds = 0.01
-            engine = SglangEngine(server.url)
+            engine = SglangEngine(server.url, base=BASE)
             await engine.load_weights(str(base), label="coder@0")
             yield Controlled(engine=engine, base=BASE, weights=(base, full), wrong=tmp_path / "empty")
             await engine.close()

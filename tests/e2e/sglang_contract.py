@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.timeout(300)]
 @pytest.fixture
 async def engine() -> AsyncIterator[SglangEngine]:
     """The adapter of the server that was started for this run."""
-    engine = SglangEngine(os.environ["SGLANG_URL"], request_seconds=120.0)
+    engine = SglangEngine(os.environ["SGLANG_URL"], base="base", request_seconds=120.0)
     yield engine
     await engine.close()
 

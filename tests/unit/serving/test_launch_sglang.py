@@ -77,10 +77,12 @@ def test_health_samples_no_token_and_vllms_switches_stay_out():
 
 def test_the_kind_chooses_adapter_and_launch():
     """One place each says what belongs to a kind."""
-    assert engine_maker("vllm") is VllmEngine and engine_maker("sglang") is SglangEngine
+    url = "http://127.0.0.1:1"
+    assert isinstance(engine_maker("vllm", "base")(url), VllmEngine)
+    assert isinstance(engine_maker("sglang", "base")(url), SglangEngine)
     assert LAUNCHES["vllm"] is Launch and LAUNCHES["sglang"] is SglangLaunch
     with pytest.raises(ConfigurationError):
-        engine_maker("other")
+        engine_maker("other", "base")
 
 
 async def test_an_environment_without_sglang_is_named():
