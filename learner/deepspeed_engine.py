@@ -25,7 +25,7 @@ from deepspeed.utils import logger as deepspeed_logger
 from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.errors import CorruptArtefact, LearnerError, boundary
 from learner.distributed import World
 from learner.storage import storage_errors

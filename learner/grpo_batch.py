@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.sample import TrainingSample
 from learner.intake import Attempt, GroupIntake, group_samples, refusal, take_group
 from learner.objective import Objective

@@ -1,4 +1,4 @@
-"""Learner: leases ``train`` jobs and runs them; the process's other ranks follow.
+"""Learner: leases ``train`` and ``distil`` jobs and runs them; the process's other ranks follow.
 
 A job whose learner died is leased again by another learner, which goes on from the run's newest resume state.
 """
@@ -17,11 +17,14 @@ import structlog
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from core.config.schema import HoneConfig, LearnerSection
+from core.config.learner import LearnerSection
+from core.config.schema import HoneConfig
+from core.distillation import DISTIL
 from core.errors import ConfigurationError, HoneError, InvalidRequest, LearnerError, LeaseLost, NotFound
 from core.ids import new_id
 from core.job import Job
 from core.run import RunStatus, TrainingRun
+from learner.distil_job import run_distil
 from learner.distributed import World, is_launched, join_world, leave_world
 from learner.metrics import LearnerMetrics
 from learner.rollouts import Rollouts
@@ -42,7 +45,7 @@ _PAUSE_SECONDS = 2.0
 
 
 class Learner:
-    """Runs one train job at a time. ``start`` and ``stop`` own all that runs in the background."""
+    """Runs one job at a time. ``start`` and ``stop`` own all that runs in the background."""
 
     def __init__(self, *, config: HoneConfig, store: Store, registry: CollectorRegistry) -> None:
         self._config = config
@@ -82,7 +85,7 @@ class Learner:
         async with self._store.events.subscribe([JOBS]) as subscription:
             while True:
                 try:
-                    jobs = await self._store.queue.claim([TRAIN], self._owner, lease_seconds=_LEASE_SECONDS)
+                    jobs = await self._store.queue.claim([TRAIN, DISTIL], self._owner, lease_seconds=_LEASE_SECONDS)
                 except HoneError as error:
                     log.warning("leasing_failed", owner=self._owner, error=str(error))
                     await asyncio.sleep(_PAUSE_SECONDS)
@@ -95,7 +98,7 @@ class Learner:
 
     async def _lead(self, job: Job) -> None:
         """Run the job under a heartbeat; whichever ends first decides."""
-        work = asyncio.create_task(self._run(job), name=f"train:{job.id}")
+        work = asyncio.create_task(self._run(job), name=f"{job.kind}:{job.id}")
         beat = asyncio.create_task(self._beat(job), name=f"heartbeat:{job.id}")
         try:
             await asyncio.wait({work, beat}, return_when=asyncio.FIRST_COMPLETED)
@@ -116,7 +119,7 @@ class Learner:
         """Report how the work ended until the store takes it, or the lease is lost."""
         error = work.exception()
         if error is not None:
-            log.error("train_job_failed", job=job.id, error=str(error), exc_info=error)
+            log.error("job_failed", job=job.id, kind=job.kind, error=str(error), exc_info=error)
         while True:
             try:
                 if error is None:
@@ -145,6 +148,10 @@ class Learner:
 
     async def _run(self, job: Job) -> dict[str, Any]:
         assert self._world is not None, "the learner was not started"
+        if job.kind == DISTIL:
+            return await run_distil(
+                job, config=self._config, store=self._store, world=self._world, executor=self._executor
+            )
         config = self._config.model_copy(
             update={"learner": apply_overrides(self._config.learner, job.payload.get("overrides", {}))}
         )

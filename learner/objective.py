@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from core.config.schema import ObjectiveSection
+from core.config.learner import ObjectiveSection
 from learner.advantages import (
     GroupAdvantages,
     batch_advantages,

@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from core.config.schema import LoraSection
+from core.config.learner import LoraSection
 from core.errors import CorruptArtefact, LearnerError, boundary
 from learner.logprobs import sequence_logprobs, tree_logprobs
 from learner.token_tree import Segment

@@ -12,7 +12,7 @@ from typing import Any
 
 import structlog
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.episode import EpisodeGroup, EpisodeStatus
 from core.errors import InvalidTransition, LearnerError, NotFound
 from core.ids import GROUP

@@ -13,7 +13,8 @@ from typing import TypeVar
 
 import structlog
 
-from core.config.schema import HoneConfig, LearnerSection
+from core.config.learner import LearnerSection
+from core.config.schema import HoneConfig
 from core.errors import ConfigurationError, CorruptArtefact, HoneError
 from core.policy import Base, Provenance
 from core.run import RunStatus, StepMetrics, TrainingRun

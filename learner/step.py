@@ -16,7 +16,7 @@ from dataclasses import astuple, dataclass
 import torch
 from torch import Tensor
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.errors import LearnerError
 from learner.batch import TensorBatch
 from learner.deepspeed_engine import DeepSpeedEngine

@@ -14,7 +14,7 @@ import structlog
 import torch
 from torch import Tensor
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.errors import HoneError
 from core.sample import TrainingSample
 from learner.batch import TensorBatch, pad_sequences, to_tensors

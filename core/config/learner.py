@@ -31,15 +31,15 @@ class DrafterSection(Section):
 
     layers: int = Field(default=3, ge=1)
     """Layers of the draft model, cut from the target."""
-    epochs: int = Field(default=4, ge=1)
+    epochs: int = Field(default=6, ge=1)
     """Passes over the training text."""
-    learning_rate: float = Field(default=1e-3, gt=0)
+    learning_rate: float = Field(default=2e-3, gt=0)
     """Peak learning rate."""
     micro_batch_tokens: int = Field(default=512, ge=64)
     """Padded tokens per optimizer step."""
     top_k: int = Field(default=32, ge=1)
     """Of the target's distribution at each position, how many of the likeliest tokens are learned."""
-    feature_weight: float = Field(default=1.0, ge=0)
+    feature_weight: float = Field(default=0.0, ge=0)
     """Weight of the distance to the target's hidden states beside the cross-entropy; 0: none."""
     min_tokens: int = Field(default=8192, ge=0)
     """With fewer recorded sampled tokens than this, the target samples the rest itself."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from core.config.schema import LearnerSection, LoraSection
+from core.config.learner import LearnerSection, LoraSection
 from core.sample import TrainingSample
 from learner.distributed import World, join_world
 from learner.policy_model import build_policy_model

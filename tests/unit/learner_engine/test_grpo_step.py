@@ -10,7 +10,7 @@ import pytest
 import torch
 from pydantic import ValidationError
 
-from core.config.schema import LearnerSection, ObjectiveSection
+from core.config.learner import LearnerSection, ObjectiveSection
 from learner.trainer import Trainer, TrainerSpec
 
 PROJECT = Path(__file__).parents[3]

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.errors import ConfigurationError, LearnerError, TaskError
 from learner.grpo_batch import shuffle_rewards
 from learner.intake import Attempt
