@@ -10,7 +10,7 @@ SEED ?= 0
 KEEP ?=
 ENGINE ?= cpu
 
-.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick clean
+.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -58,6 +58,24 @@ bench-gateway: install ## Measure the gateway beside others (20 minutes); writes
 bench-gateway-quick: install ## Try every part of that benchmark in short windows; writes nothing
 	@scripts/install.sh bench
 	@$(PYTHON) -m bench.gateway.run --quick
+
+bench-hotswap: install ## Swap versions under 16 streams (20 minutes); writes bench/results and docs/benchmarks.md
+	@$(PYTHON) -m bench.hotswap.run
+
+bench-hotswap-quick: install ## Try every part of that benchmark with a few swaps; writes nothing
+	@$(PYTHON) -m bench.hotswap.run --quick
+
+bench-fleet: install ## Three replicas: routing, and one killed in a swap (10 minutes); writes the same two
+	@$(PYTHON) -m bench.fleet.run
+
+bench-fleet-quick: install ## Try every part of that benchmark shortly; writes nothing
+	@$(PYTHON) -m bench.fleet.run --quick
+
+bench-speculation: install ## Measure speculation against standard decoding (25 minutes); writes bench/results
+	@$(PYTHON) -m bench.speculation.run
+
+bench-speculation-quick: install ## Try every part of that benchmark with a few prompts; writes nothing
+	@$(PYTHON) -m bench.speculation.run --quick
 
 clean: ## Remove environments, caches and local data
 	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench .venv-clients tests/clients/node/node_modules bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

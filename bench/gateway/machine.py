@@ -1,7 +1,6 @@
-"""What the benchmark asks the machine: CPU time per core and per process tree, memory, and what machine it is."""
+"""What the benchmark asks the machine: CPU time per core and per process tree, and memory."""
 
 import os
-import platform
 import signal
 from pathlib import Path
 
@@ -85,22 +84,3 @@ def clean_environment(more: dict[str, str] | None = None) -> dict[str, str]:
 def pinned(core: int, command: list[str]) -> list[str]:
     """The command, bound to one core."""
     return ["taskset", "-c", str(core), *command]
-
-
-def describe() -> dict[str, str]:
-    """What machine this is."""
-    model = next(
-        (
-            line.split(":", 1)[1].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        platform.machine(),
-    )
-    return {
-        "cpu": model,
-        "cores": str(os.cpu_count()),
-        "memory": f"{psutil.virtual_memory().total / 2**30:.0f} GiB",
-        "system": f"{platform.system()} {platform.release()}",
-        "python": platform.python_version(),
-    }

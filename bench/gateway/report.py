@@ -1,18 +1,18 @@
-"""Writes what was measured: the results file, and the document that is generated from it."""
+"""The benchmark's section of the document."""
 
-import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
-from bench.gateway.results import met
+from bench.report import cell, checks_table
 
-_INTRODUCTION = """# Benchmarks
+NAME = "bench-gateway"
 
-`make bench-gateway` measures the gateway beside others in one run and writes this file and
+_INTRODUCTION = """## Gateway
+
+`make bench-gateway` measures the gateway beside others in one run and writes this section and
 `bench/results/gateway.json`. `make bench-gateway-quick` tries every part of it in short windows and writes neither.
 
-## What is compared, and how
+### What is compared, and how
 
 - The gateway has one core (core 0) for itself; the mock engine and the load generator share core 1. All candidates
   run at once, and all but the measured one are stopped (SIGSTOP). Rounds are interleaved; figures are medians.
@@ -33,25 +33,14 @@ _INTRODUCTION = """# Benchmarks
 """
 
 
-def write_results(path: Path, results: dict[str, Any]) -> None:
-    """The machine-readable file."""
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(results, indent=1) + "\n")
-
-
-def write_document(path: Path, results: dict[str, Any]) -> None:
-    """The document for people."""
-    path.write_text(document(results))
-
-
-def document(results: dict[str, Any]) -> str:
-    """The document's text."""
+def section(results: dict[str, Any]) -> str:
+    """The section's text."""
     tables = results["tables"]
-    parts = [_INTRODUCTION.format(**results["sizes"]), "## Checks\n", _checks(results["checks"])]
-    parts += ["## Whole answers\n", _table(_JSON, [one for one in tables["rows"] if "events_per_second" not in one])]
-    parts += ["## Streams\n", _table(_STREAM, [one for one in tables["rows"] if "events_per_second" in one])]
-    parts += ["## Further figures\n", *(f"- {line}" for line in further(results)), ""]
-    parts += ["## Machine and versions\n"]
+    parts = [_INTRODUCTION.format(**results["sizes"]), "### Checks of the gateway\n", checks_table(results["checks"])]
+    parts += ["### Whole answers\n", _table(_JSON, [one for one in tables["rows"] if "events_per_second" not in one])]
+    parts += ["### Streams\n", _table(_STREAM, [one for one in tables["rows"] if "events_per_second" in one])]
+    parts += ["### Further figures\n", *(f"- {line}" for line in further(results)), ""]
+    parts += ["### Machine and versions\n"]
     parts += [f"- {name}: {value}" for name, value in (results["machine"] | results["versions"]).items()]
     return "\n".join(parts) + "\n"
 
@@ -125,26 +114,10 @@ _STREAM = {
 }
 
 
-def _checks(checks: Sequence[dict[str, Any]]) -> str:
-    lines = ["| check | measured | target | met |", "|---|--:|--:|---|"]
-    for check in checks:
-        value = "not measured" if check["value"] is None else f"{check['value']:g} {check['unit']}"
-        lines.append(f"| `{check['name']}` | {value} | {check['target']} | {'yes' if met(check) else '**no**'} |")
-    return "\n".join(lines) + "\n"
-
-
 def _table(columns: dict[str, str], rows: Sequence[dict[str, Any]]) -> str:
     lines = ["| " + " | ".join(columns.values()) + " |", "|---|---|" + "--:|" * (len(columns) - 2)]
     for one in rows:
         shown = one | {"range": f"{one['lowest']:.0f}-{one['highest']:.0f} ({one['windows']})"}
         shown["target"] += "" if one["quiet"] or one["target"] == "direct" else " \\*"
-        lines.append("| " + " | ".join(_cell(shown.get(name)) for name in columns) + " |")
+        lines.append("| " + " | ".join(cell(shown.get(name)) for name in columns) + " |")
     return "\n".join(lines) + "\n"
-
-
-def _cell(value: Any) -> str:
-    if value is None:
-        return "-"
-    if isinstance(value, float):
-        return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
-    return str(value)

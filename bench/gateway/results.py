@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from bench.checks import Check, check
 from bench.gateway import plan
 from bench.gateway.load import Window
 from bench.gateway.ours import TurnCount
@@ -85,7 +86,7 @@ def rows(findings: Findings) -> list[dict[str, Any]]:
     return [one for one in found if one is not None]
 
 
-def checks(findings: Findings) -> list[dict[str, Any]]:
+def checks(findings: Findings) -> list[Check]:
     """The targets, each with what was measured; a value of None was not measured, and meets no target."""
     busy = plan.JSON_BUSY.name
     paced, unpaced = plan.STREAM_PACED.name, plan.STREAM_BUSY.name
@@ -99,39 +100,22 @@ def checks(findings: Findings) -> list[dict[str, Any]]:
     wrong = findings.turns.wrong + findings.stored.wrong
     checked = findings.turns.checked + findings.stored.checked
     return [
-        _check("json_c64_vs_vllm_router_capture_on", _ratio(findings, ON, ROUTER, busy, _requests), "x", ">= 1.0"),
-        _check("json_c64_vs_vllm_router_capture_off", _ratio(findings, OFF, ROUTER, busy, _requests), "x", ">= 1.5"),
-        _check("json_c64_vs_litellm_logged", _ratio(findings, ON, LITELLM_LOGGED, busy, _requests), "x", ">= 100"),
-        _check("json_c64_vs_nginx_capture_on", _ratio(findings, ON, NGINX, busy, _requests), "x", ">= 0.2"),
-        _check("added_p50_vs_vllm_router", _added_ratio(findings), "x", "<= 1.2"),
+        check("json_c64_vs_vllm_router_capture_on", _ratio(findings, ON, ROUTER, busy, _requests), "x", ">= 1.0"),
+        check("json_c64_vs_vllm_router_capture_off", _ratio(findings, OFF, ROUTER, busy, _requests), "x", ">= 1.5"),
+        check("json_c64_vs_litellm_logged", _ratio(findings, ON, LITELLM_LOGGED, busy, _requests), "x", ">= 100"),
+        check("json_c64_vs_nginx_capture_on", _ratio(findings, ON, NGINX, busy, _requests), "x", ">= 0.2"),
+        check("added_p50_vs_vllm_router", _added_ratio(findings), "x", "<= 1.2"),
         # The smaller one of 256 streams at 5 ms, where the pace is a ceiling, and 256 streams without a pause.
-        _check("stream_chunks_vs_vllm_router_capture_on", min(streamed, default=None), "x", ">= 1.0"),
-        _check("stream_events_lost", on["events_lost"] if on else None, "events", "== 0"),
-        _check("stream_latest_event_ms", on["latest_event_ms"] if on else None, "ms", "<= 50"),
-        _check("answers_changed_by_capture", _changed(findings), "answers or events", "== 0"),
-        _check("record_us_per_turn", findings.recording.get("median"), "us", "<= 30"),
-        _check("memory_growth_mb_100k", growth, "MB", "<= 20"),
-        _check("turns_checked", checked, "Turns", ">= 5000"),
-        _check("turns_lost", findings.turns.lost + findings.stored.lost, "Turns", "== 0"),
-        _check("turns_wrong", wrong, "Turns", "== 0"),
+        check("stream_chunks_vs_vllm_router_capture_on", min(streamed, default=None), "x", ">= 1.0"),
+        check("stream_events_lost", on["events_lost"] if on else None, "events", "== 0"),
+        check("stream_latest_event_ms", on["latest_event_ms"] if on else None, "ms", "<= 50"),
+        check("answers_changed_by_capture", _changed(findings), "answers or events", "== 0"),
+        check("record_us_per_turn", findings.recording.get("median"), "us", "<= 30"),
+        check("memory_growth_mb_100k", growth, "MB", "<= 20"),
+        check("turns_checked", checked, "Turns", ">= 5000"),
+        check("turns_lost", findings.turns.lost + findings.stored.lost, "Turns", "== 0"),
+        check("turns_wrong", wrong, "Turns", "== 0"),
     ]
-
-
-def met(check: dict[str, Any]) -> bool:
-    """Whether a check's value meets its target."""
-    value, (sign, bound) = check["value"], check["target"].split()
-    if value is None:
-        return False
-    compare: dict[str, Callable[[float, float], bool]] = {
-        ">=": lambda left, right: left >= right,
-        "<=": lambda left, right: left <= right,
-        "==": lambda left, right: left == right,
-    }
-    return compare[sign](float(value), float(bound))
-
-
-def _check(name: str, value: float | None, unit: str, target: str) -> dict[str, Any]:
-    return {"name": name, "value": None if value is None else round(value, 3), "unit": unit, "target": target}
 
 
 def _percentile(windows: Sequence[Window], name: str, which: str) -> float | None:

@@ -13,18 +13,18 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from bench.checks import met
 from bench.gateway import native, plan, report, results
 from bench.gateway.candidates import PEERS, Server
 from bench.gateway.load import LoadGenerator, Target, Window, Workload, request_body
-from bench.gateway.machine import GATEWAY_CORE, describe, pinned, tree_pss_mb
+from bench.gateway.machine import GATEWAY_CORE, pinned, tree_pss_mb
 from bench.gateway.ours import POLICY, Hone
 from bench.gateway.results import Findings
+from bench.machine import describe, hone_version
+from bench.report import DOCUMENT, RESULTS, ROOT, write_results, write_section
 from gateway.capture.frames import frame_parts
 from gateway.capture.record import CapturedCall
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-RESULTS = ROOT / "bench" / "results" / "gateway.json"
-DOCUMENT = ROOT / "docs" / "benchmarks.md"
 _GROWTH_STEPS = 10
 
 
@@ -200,10 +200,7 @@ def versions() -> dict[str, str]:
     )
     nginx = subprocess.run(["/usr/sbin/nginx", "-v"], check=True, capture_output=True, text=True).stderr
     ours = {f"hone's {name}": metadata.version(name) for name in ("uvicorn", "uvloop", "httptools", "msgspec")}
-    git = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, check=False, capture_output=True, text=True, cwd=ROOT).stdout.strip()
-    found = {"hone": f"{metadata.version('hone')} ({commit or 'no commit'})"}
-    return found | ours | theirs | {"nginx": re.sub(r".*/", "", nginx.strip())}
+    return {"hone": hone_version()} | ours | theirs | {"nginx": re.sub(r".*/", "", nginx.strip())}
 
 
 def say(line: str) -> None:
@@ -244,13 +241,13 @@ def main() -> None:
     for line in report.further(found):
         say(line)
     for check in found["checks"]:
-        say(f"{'ok  ' if results.met(check) else 'MISS'} {check['name']} {check['value']} {check['target']}")
+        say(f"{'ok  ' if met(check) else 'MISS'} {check['name']} {check['value']} {check['target']}")
     if arguments.output is not None:
-        report.write_results(arguments.output, found)
+        write_results(arguments.output, found)
     elif not chosen.quick:
-        report.write_results(RESULTS, found)
-        report.write_document(DOCUMENT, found)
-    if not chosen.quick and not all(results.met(check) for check in found["checks"]):
+        write_results(RESULTS / "gateway.json", found)
+        write_section(DOCUMENT, report.NAME, report.section(found))
+    if not chosen.quick and not all(met(check) for check in found["checks"]):
         sys.exit(1)
 
 

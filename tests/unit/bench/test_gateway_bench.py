@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from bench.checks import met
 from bench.gateway import native, report, results
 from bench.gateway.load import LoadGenerator, Target, Window, Workload, request_body
 from bench.gateway.ours import Hone, TurnCount
@@ -184,9 +185,9 @@ def test_checks_are_ratios_of_medians():
     checks = {check["name"]: check for check in results.checks(found)}
     first = checks["json_c64_vs_vllm_router_capture_on"]
     assert first == {"name": first["name"], "value": 1.0, "unit": "x", "target": ">= 1.0"}
-    assert results.met(first)
+    assert met(first)
     assert checks["json_c64_vs_nginx_capture_on"]["value"] is None
-    assert not results.met(checks["json_c64_vs_nginx_capture_on"])
+    assert not met(checks["json_c64_vs_nginx_capture_on"])
     assert checks["turns_lost"]["value"] == 0
 
 
@@ -198,14 +199,14 @@ def test_streams_that_never_ended_are_a_row_too():
     assert row is not None
     assert (row["first_event_p50_ms"], row["latest_event_ms"], row["events_lost"]) == (None, None, 0)
     checks = {check["name"]: check for check in results.checks(found)}
-    assert not results.met(checks["stream_latest_event_ms"])
+    assert not met(checks["stream_latest_event_ms"])
 
 
-def test_document_shows_every_row_and_check():
-    """The generated document has a line for each check and each measured row."""
+def test_section_shows_every_row_and_check():
+    """The generated section has a line for each check and each measured row."""
     found = results.Findings()
     found.windows += [window(name, "json c=64", 100.0) for name in (results.ON, results.NGINX)]
-    text = report.document(
+    text = report.section(
         {
             "checks": results.checks(found),
             "tables": {
