@@ -10,7 +10,7 @@ from rich.markup import escape
 
 from hone import __version__
 from hone.chat import stream_chat
-from hone.commands import config, episodes, keys, policies, tasks, tenants
+from hone.commands import config, drafters, episodes, fleet, keys, policies, tasks, tenants
 from hone.commands.train import train
 from hone.demo.main import run_demo
 from hone.doctor import examine
@@ -29,7 +29,9 @@ app.add_typer(episodes.app, name="episodes")
 app.add_typer(policies.app, name="policies")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
+app.add_typer(drafters.app, name="drafters")
 app.add_typer(config.app, name="config")
+app.add_typer(fleet.app, name="fleet")
 app.command()(train)
 
 
@@ -61,7 +63,7 @@ def demo(
 @clear_errors
 def chat(
     message: Annotated[str | None, typer.Argument(help="One message; without it, a conversation.")] = None,
-    model: Annotated[str | None, typer.Option(help="NAME, NAME-fast, NAME@VERSION; default: the Base.")] = None,
+    model: Annotated[str | None, typer.Option(help="NAME[-fast|-auto][@VERSION]; default: the Base.")] = None,
     max_tokens: Annotated[int, typer.Option(min=1)] = 256,
 ) -> None:
     """Talk to a model through the gateway."""
@@ -107,7 +109,6 @@ def _process_command(name: str, text: str) -> None:
 
 _process_command("gateway", "Run the public API and the admin API.")
 _process_command("recorder", "Move Turns from the gateways' journals into the store.")
-_process_command("fleet", "Run engines and keep the wanted versions loaded on them.")
 _process_command("worker", "Run rollouts, verifiers and evaluations.")
 _process_command("learner", "Run training jobs.")
 

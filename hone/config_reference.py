@@ -5,7 +5,8 @@ from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from core.config.schema import HoneConfig, Section
+from core.config.schema import HoneConfig
+from core.config.section import Section
 
 _HEAD = """# Configuration
 

@@ -1,5 +1,6 @@
 """Engines that outlived their fleet: found by their Deployments, and ended."""
 
+import platform
 from urllib.parse import urlsplit
 
 import structlog
@@ -27,6 +28,8 @@ async def end_leftover_engines(config: HoneConfig) -> int:
     ended = 0
     for row in rows:
         port = urlsplit(row.url).port
+        if row.machine not in (None, platform.node()):
+            continue
         if row.pid is not None and port is not None and await end_leftover(row.pid, port):
             log.warning("leftover.ended", url=row.url, pid=row.pid)
             ended += 1

@@ -18,6 +18,7 @@ from hone.output import console
 from hone.settings import child_environment
 from hone.signals import until_signal
 from hone.supervisor import Supervisor
+from serving.slots import log_name
 from store.events import DEPLOYMENTS
 from store.store import Store
 
@@ -174,5 +175,5 @@ class _Starts:
             if row.status is DeploymentStatus.UNHEALTHY and row.status_reason and began:
                 raise EngineUnavailable(
                     f"the {row.variant} engine could not start: {row.status_reason}",
-                    hint=f"see {self._config.data_dir / 'logs' / f'engine-{row.variant}.log'}",
+                    hint=f"see {self._config.data_dir / 'logs' / log_name(row.variant, row.replica)}",
                 )

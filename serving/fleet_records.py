@@ -1,7 +1,9 @@
 """What the fleet reads from the store and writes to it."""
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 import structlog
@@ -20,6 +22,9 @@ log = structlog.get_logger(__name__)
 
 Key = tuple[str, int]
 """Policy name and version number."""
+
+Fence = Callable[[UnitOfWork], Awaitable[None]]
+"""Raises LeaseLost in a transaction whose writes must not count, because another fleet leads."""
 
 _SERVABLE = (ServingStatus.WANTED, ServingStatus.LIVE, ServingStatus.DRAINING, ServingStatus.UNLOADED)
 _EPISODES_PER_PAGE = 1_000
@@ -52,10 +57,11 @@ class ServingChange:
 class FleetRecords:
     """The fleet's door to the store. Writes of replicas are put in order by one lock."""
 
-    def __init__(self, *, store: Store, base: Base, max_loaded: int) -> None:
+    def __init__(self, *, store: Store, base: Base, max_loaded: int, fence: Fence | None = None) -> None:
         self._store = store
         self._base = base
         self._max_loaded = max_loaded
+        self._fence = fence
         self._writing = asyncio.Lock()
         self._checkpoints: dict[Key, Checkpoint] = {}
 
@@ -105,6 +111,37 @@ class FleetRecords:
                     before = page[-1].id
         return found
 
+    @asynccontextmanager
+    async def writing(self) -> AsyncIterator[UnitOfWork]:
+        """A transaction of the leading fleet; LeaseLost, and nothing written, when another one leads by now."""
+        async with self._store.transaction() as unit:
+            if self._fence is not None:
+                await self._fence(unit)
+            yield unit
+
+    async def begin(self) -> None:
+        """Register the Base, as the first thing that a fleet writes."""
+        async with self.writing() as unit:
+            await unit.bases.put(self._base)
+
+    async def forget(self, deployment_ids: Collection[str]) -> None:
+        """Remove Deployments; those that are gone already are no error."""
+        if not deployment_ids:
+            return
+        async with self._writing, self.writing() as unit:
+            for deployment_id in deployment_ids:
+                with contextlib.suppress(NotFound):
+                    await unit.deployments.remove(deployment_id)
+        await self._store.events.publish(DEPLOYMENTS)
+
+    async def _take_wishes(self, unit: UnitOfWork, replicas: Iterable[Replica]) -> None:
+        """Restarts that were asked for since the last commit, which would overwrite them."""
+        asked = {row.id: row.restart for row in await unit.deployments.list(self._base.name, lock=True)}
+        for replica in replicas:
+            restart = asked.get(replica.deployment.id)
+            if restart is not None:
+                replica.ask_restart(restart)
+
     async def commit(
         self,
         replicas: Iterable[Replica],
@@ -120,7 +157,8 @@ class FleetRecords:
             for replica in chosen:
                 replica.changed = False
             try:
-                async with self._store.transaction() as unit:
+                async with self.writing() as unit:
+                    await self._take_wishes(unit, chosen)
                     for replica in chosen:
                         await unit.deployments.put(replica.deployment)
                     for key, change in changes.items():
@@ -142,7 +180,7 @@ class FleetRecords:
         """A refused version cannot be released; a Release that another changes at the same time is read again."""
         for _ in range(3):
             try:
-                async with self._store.transaction() as unit:
+                async with self.writing() as unit:
                     release = await unit.releases.get(*key)
                     if ReleaseStatus.REJECTED not in RELEASE_TRANSITIONS.successors(release.status):
                         log.warning("release_not_rejected", policy=key[0], version=key[1], status=release.status)

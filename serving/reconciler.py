@@ -8,12 +8,13 @@ by a load that fails.
 import asyncio
 import re
 from collections.abc import Sequence
+from typing import Literal
 
 import structlog
 
 from core.config.schema import HoneConfig
-from core.deployment import DeploymentStatus, LoadedVersion
-from core.errors import EngineUnavailable, HoneError
+from core.deployment import DeploymentStatus, LoadedVersion, SwapRecord
+from core.errors import EngineUnavailable, HoneError, StoreError
 from core.policy import Base, Checkpoint, PolicyVersion, ServingStatus
 from serving.fleet_metrics import FleetMetrics
 from serving.fleet_records import FleetRecords, FleetState, Key, ServingChange
@@ -81,7 +82,7 @@ class Reconciler:
             await asyncio.to_thread(
                 check_artefact, checkpoint, base=self._base, max_rank=self._config.engine.max_lora_rank
             )
-        except DEFINITE as error:
+        except HoneError as error:
             outcomes = [error] * len(missing)
         else:
             outcomes = await self._try_all(missing, version, checkpoint, decided_at)
@@ -91,6 +92,7 @@ class Reconciler:
             if isinstance(outcome, HoneError):
                 self._metrics.swap_failed(outcome.code)
                 log.warning("swap_failed", url=replica.engine.url, version=version.label, error=outcome.message)
+                replica.note_swap(_swap(version, outcome, asyncio.get_running_loop().time() - decided_at))
                 failed.append((replica, outcome))
             elif replica.life == life:
                 loaded.append((replica, outcome))
@@ -98,6 +100,7 @@ class Reconciler:
             return
         for replica, record in loaded:
             replica.keep(record)
+            replica.note_swap(_swap(version, None, record.swap_seconds))
             self._metrics.swapped(replica.deployment, record)
             log.info("version_loaded", url=replica.engine.url, version=version.label, seconds=record.swap_seconds)
 
@@ -162,6 +165,9 @@ class Reconciler:
         """Whether loading this version has failed three times, or cost three engines their life."""
         seen = self._failures.setdefault(key, set())
         for replica, error in failed:
+            if isinstance(error, StoreError):
+                # The folder cannot be read at the moment: however long that takes, it is not the version's fault.
+                continue
             # An engine that is away fails every attempt until it is back: that counts once.
             number = replica.life if isinstance(error, EngineUnavailable) else -1 - len(seen)
             seen.add((replica.deployment.id, number))
@@ -260,6 +266,23 @@ class Reconciler:
             labels = [version.label for version in state.wanted.left_out]
             log.warning("versions_left_out", versions=labels, bound=self._config.engine.max_loaded_versions)
         self._left_out = left_out
+
+
+def _swap(version: PolicyVersion, error: HoneError | None, seconds: float) -> SwapRecord:
+    """How a load ended; ``error`` None: the version is live on that replica."""
+    outcome: Literal["live", "refused", "failed"] = "failed"
+    if error is None:
+        outcome = "live"
+    elif isinstance(error, DEFINITE):
+        outcome = "refused"
+    return SwapRecord(
+        kind="lora",
+        policy=version.policy,
+        version=version.version,
+        outcome=outcome,
+        reason=None if error is None else error.message,
+        seconds=seconds,
+    )
 
 
 def _key(version: PolicyVersion) -> Key:

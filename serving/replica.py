@@ -1,15 +1,25 @@
 """Replica: one engine with its process (if the fleet started it) and its Deployment as the fleet knows it."""
 
 import asyncio
+import platform
 from collections.abc import Callable
 from typing import Any
 
 import structlog
 
-from core.deployment import DEPLOYMENT_TRANSITIONS, Deployment, DeploymentStatus, LoadedVersion
+from core.deployment import (
+    DEPLOYMENT_TRANSITIONS,
+    MOST_SWAPS,
+    Deployment,
+    DeploymentStatus,
+    LoadedVersion,
+    Restart,
+    SwapRecord,
+)
 from core.errors import HoneError
 from core.noun import now
 from serving.engines.base import Engine, EngineMetrics
+from serving.launch import Launch
 from serving.launcher import EngineProcess
 
 log = structlog.get_logger(__name__)
@@ -49,7 +59,19 @@ class Replica:
         self.error: HoneError | None = None
         """Why the last start failed."""
         self.counters = EngineMetrics()
-        """Engine metrics when last read."""
+        """Engine metrics at the last reading of its load."""
+        self.drafted = EngineMetrics()
+        """Engine metrics at the last reading of how its draft tokens fare."""
+        self.version_of_life: int | None = None
+        """The life in which the engine said its version."""
+        self.launched_as: Callable[[], Launch] | None = None
+        """What its next start is started with; a change of that takes a restart."""
+        self.home: tuple[Engine, EngineProcess] | None = None
+        """For an engine that a fleet on another machine launched: what is started here once that one is lost."""
+        self.closed = False
+        """Drained on purpose: nothing is loaded here and no request let in until it was restarted."""
+        self.restarted_at = 0.0
+        """When the last restart that was carried out had been asked for."""
         self.changed = True
         """Others should know what changed since the Deployment was last stored."""
         self._misses = 0
@@ -91,6 +113,27 @@ class Replica:
         self.changed = True
         self.draining_since.pop(engine_model, None)
 
+    def note_swap(self, swap: SwapRecord) -> None:
+        """Remember how a change of what it holds ended; the same failure again replaces the one before."""
+        earlier = self.deployment.swaps
+        if earlier and swap.outcome == "failed" and _same(earlier[-1], swap):
+            earlier = earlier[:-1]
+        self.update(swaps=(*earlier, swap)[-MOST_SWAPS:])
+        self.changed = True
+
+    def ask_restart(self, restart: Restart) -> None:
+        """Have it restarted when its turn comes; one that is asked for already stays as it is."""
+        if self.deployment.restart is None and restart.asked_at > self.restarted_at:
+            self.update(restart=restart)
+            self.changed = True
+
+    def restarted(self, restart: Restart) -> None:
+        """That restart is carried out; one that was asked for later is not."""
+        self.restarted_at = max(self.restarted_at, restart.asked_at)
+        if self.deployment.restart is not None and self.deployment.restart.asked_at <= self.restarted_at:
+            self.update(restart=None)
+            self.changed = True
+
     async def check(self) -> bool:
         """Ask the engine how it is; True when something changed.
 
@@ -111,35 +154,65 @@ class Replica:
         self.names = frozenset(names) | added
         for engine_model in lost:
             self.drop(engine_model)
-        self.update(heartbeat_at=now())
+        self.update(heartbeat_at=now(), answers_to=tuple(names))
         return not was_reachable or bool(lost)
 
     def lose(self, reason: str) -> None:
         """The engine is away: nothing is routed here, nothing begun before counts."""
         self.life += 1
+        self.begin_life()
+        self.update(load=None, answers_to=())
         self.reachable = False
         self._misses = 0
         self.refused.clear()
         self.names = frozenset()
         self.move_to(DeploymentStatus.UNHEALTHY, reason)
 
-    async def launch(self, *, timeout_seconds: float, progress: Callable[[str], None]) -> None:
-        """Start the engine's process anew and wait until it is healthy. Raises MachineError."""
+    def begin_life(self) -> None:
+        """Forget what is counted or asked once in the life of an engine."""
+        self.counters = self.drafted = EngineMetrics()
+        self.version_of_life = None
+
+    async def launch(self) -> None:
+        """Start the engine's process anew; ``wait_healthy`` follows. Raises MachineError."""
         if self.process is None:
             raise ValueError("an attached engine is not launched")
         await self.process.stop()
         self.move_to(DeploymentStatus.STARTING)
+        if self.launched_as is not None:
+            launch = self.launched_as()
+            self.process.prepare(launch)
+            self.update(speculation=launch.speculation, max_model_len=launch.config.engine.max_model_len)
         await self.process.start()
-        self.update(pid=self.process.pid, loaded=())
+        self.begin_life()
+        self.update(pid=self.process.pid, loaded=(), answers_to=(), load=None, speculation_seen=None)
+        self.update(speculating=True, speculating_reason=None, sameness_seen=None)
+        self.changed = True
+
+    async def wait_healthy(self, *, timeout_seconds: float, progress: Callable[[str], None]) -> None:
+        """Wait until the engine that was launched, here or by an earlier fleet, answers. Raises MachineError."""
+        if self.process is None:
+            raise ValueError("an attached engine is not waited for")
         await self.process.wait_ready(self.engine, timeout_seconds=timeout_seconds, progress=progress)
         self.error = None
 
+    async def take_home(self) -> None:
+        """Give up an engine of another machine for a process of this one, which is yet to be started."""
+        if self.home is None:
+            raise ValueError("there is nothing to start in its place")
+        lost = self.engine
+        (self.engine, self.process), self.home = self.home, None
+        self.update(url=self.engine.url, machine=platform.node(), pid=None, loaded=())
+        await lost.close()
+
     async def close(self, *, stop_engine: bool) -> None:
-        """End the engine's process (or leave it for the next fleet to adopt) and give back connections."""
+        """End the engine's process (or leave it for the next fleet to adopt) and give back connections.
+
+        An engine that somebody else runs serves on, fleet or no fleet.
+        """
         if stop_engine and self.process is not None:
             await self.process.stop()
-        if stop_engine:
-            self.update(loaded=(), pid=None)
+            self.update(loaded=(), answers_to=(), load=None, pid=None)
             self.move_to(DeploymentStatus.STOPPED)
         await self.engine.close()
 
@@ -160,3 +233,12 @@ class Replica:
             log.debug("health_check_missed", url=self.engine.url, error=error.message)
             return None
         return names if healthy and self.deployment.base in names else None
+
+
+def _same(one: SwapRecord, other: SwapRecord) -> bool:
+    return (one.kind, one.policy, one.version, one.outcome) == (
+        other.kind,
+        other.policy,
+        other.version,
+        other.outcome,
+    )

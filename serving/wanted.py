@@ -22,13 +22,14 @@ class Wanted:
 def wanted_versions(policies: Iterable[Policy], versions: Iterable[PolicyVersion], *, max_loaded: int) -> Wanted:
     """Promoted versions, then those to roll back to, then pinned ones, then the newest two of each Policy.
 
-    Version 0 is the Base and needs no load; refused versions are never tried again. At most ``max_loaded``
+    Version 0 is the Base and needs no load; full weights are carried by replicas of their own, see ``full_plan``;
+    refused versions are never tried again. At most ``max_loaded``
     are loaded, the least important being left out.
     """
     by_key = {
         (version.policy, version.version): version
         for version in versions
-        if version.kind != "base" and version.version != 0 and version.serving is not ServingStatus.REFUSED
+        if version.kind == "lora" and version.version != 0 and version.serving is not ServingStatus.REFUSED
     }
     known = sorted(policies, key=lambda policy: policy.name)
     names = {policy.name for policy in known}

@@ -8,6 +8,7 @@ from pydantic import Field
 
 from core.episode import Episode, EpisodeStatus
 from core.errors import NotFound
+from core.prefix_use import prefix_use
 from core.trajectory import NO_BREAKS, build_trajectory
 from core.verdict import Reward
 from gateway.admin.schemas import Body, BranchView, EpisodeView
@@ -60,6 +61,7 @@ async def get_episode(episode_id: PathId, gateway: GatewayParts, _key: Reader) -
         reward=reward,
         branches=[BranchView(turn_ids=[turn.id for turn in branch.turns], cause=branch.cause) for branch in branches],
         breaks=dict(Counter(branch.cause for branch in branches if branch.cause not in NO_BREAKS)),
+        prefix=prefix_use(turns),
         checkpoints=checkpoints,
     )
 

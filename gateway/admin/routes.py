@@ -2,13 +2,30 @@
 
 from fastapi import APIRouter, Depends
 
-from gateway.admin import audit, deployments, episodes, evaluations, health, jobs, keys, policies, runs, tenants
+from gateway.admin import (
+    audit,
+    deployments,
+    drafters,
+    episodes,
+    evaluations,
+    fleets,
+    health,
+    jobs,
+    keys,
+    policies,
+    runs,
+    speculation,
+    tenants,
+)
 from gateway.dependencies import BEARER
 
 _ROUTERS = (
     policies.router,
     episodes.router,
     deployments.router,
+    drafters.router,
+    fleets.router,
+    speculation.router,
     jobs.router,
     runs.router,
     evaluations.router,

@@ -11,6 +11,7 @@ from core.episode import Episode
 from core.evaluation import Evaluation
 from core.job import Job, JobStatus
 from core.policy import Policy, PolicyVersion, Provenance
+from core.prefix_use import PrefixUse
 from core.release import Release, ReleaseStep
 from core.trajectory import BreakCause
 from core.turn import Turn
@@ -39,7 +40,7 @@ class NewPolicy(Body):
     """A Policy to create; its version 0 is the Base."""
 
     name: str
-    """Letters, digits, `.`, `_`, `-`; not ending in `-fast`."""
+    """Letters, digits, `.`, `_`, `-`; ending neither in `-fast` nor in `-auto`."""
     base: str | None = None
     """The Base to train on; left out: the configured one."""
     release_policy: str = "default"
@@ -105,6 +106,20 @@ class TrafficView(Body):
     displaced: Release | None
 
 
+class NewDrafter(Body):
+    """A draft model to distil."""
+
+    policy: str | None = None
+    """The Policy to draft for; left out: the Base."""
+    base: str | None = None
+    """Left out: the Policy's, or the configured one."""
+    version: VersionNumber | None = None
+    """The target version; left out: the promoted one."""
+    seed: Annotated[int, Field(ge=0, le=2**31 - 1)] = 0
+    warm_start: bool = True
+    """Begin with the Drafter that is live."""
+
+
 class BranchView(Body):
     """A Branch of a Trajectory by its Turns."""
 
@@ -123,6 +138,8 @@ class EpisodeView(Body):
     branches: list[BranchView]
     breaks: dict[BreakCause, int]
     """How often the Trajectory broke, by cause."""
+    prefix: PrefixUse
+    """What the engine's prefix cache had of its prompts."""
     checkpoints: list[str]
     """Checkpoints that saw this Episode."""
 
@@ -261,6 +278,26 @@ class RecorderHealth(Body):
     lost: int
     """Turns that could not be kept since the start."""
     last_error: str | None
+
+
+class RestartRequest(Body):
+    """Why an engine is restarted."""
+
+    reason: str = Field(default="asked for", min_length=1, max_length=500)
+
+
+class FleetView(Body):
+    """Which fleet process acts for a Base."""
+
+    base: str
+    leader: str | None
+    """Machine, process id and an id of the process that led last; null: none ever did."""
+    leads: bool
+    """Whether its lease is valid now; if not, engines serve on, and nobody loads, restarts or watches them."""
+    until: float | None
+    """Unix seconds at which its lease runs out unless it is renewed."""
+    deployments: dict[str, int]
+    """How many replicas there are, by status."""
 
 
 class SystemHealth(Body):

@@ -1,13 +1,17 @@
-"""``hone policies``: list, show, create, promote, roll back."""
+"""``hone policies``: list, show, create, promote, roll back, merge."""
 
+import subprocess
+import sys
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from core.errors import InvalidRequest
+from core.variant import parse_model_name
 from hone.admin_client import local_admin
 from hone.output import clear_errors, console, table
-from hone.settings import load_settings
+from hone.settings import child_environment, load_settings
 
 app = typer.Typer(no_args_is_help=True, help="Policies and their versions.")
 
@@ -68,6 +72,22 @@ def create(
     with local_admin(config) as admin:
         admin.post("/policies", {"name": name, "base": config.base.name, "release_policy": release_policy})
     console().print(f"{name} created: it answers as {config.base.name} until a version is promoted")
+
+
+@app.command()
+@clear_errors
+def merge(
+    source: Annotated[str, typer.Argument(help="The LoRA version: POLICY@VERSION.")],
+    into: Annotated[str, typer.Option(help="Policy that gets the full weights as its next version.")],
+) -> None:
+    """Merge a LoRA version into full weights: a version for a fleet with fleet.full_weights_policy."""
+    name = parse_model_name(source)
+    if name.version is None:
+        raise InvalidRequest(f"'{source}' names no version", hint=f"for example {source}@1")
+    command = [sys.executable, "-m", "hone.processes.merge", source, into]
+    merged = subprocess.run(command, env=child_environment(load_settings()), check=False)
+    if merged.returncode != 0:
+        raise typer.Exit(merged.returncode)
 
 
 @app.command()

@@ -7,7 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.markup import escape
 
-from core.config.schema import HoneConfig, StoreSection, WorkerSection
+from core.config.sandbox import WorkerSection
+from core.config.schema import HoneConfig, StoreSection
 from core.errors import HoneError, boundary
 from hone.demo.plan import POLICY, DemoPlan
 from hone.demo.report import print_report, write_html

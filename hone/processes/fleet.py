@@ -1,4 +1,4 @@
-"""The fleet process: engines, hot-swaps, health."""
+"""The fleet process: engines, hot-swaps, health; one of several for a Base leads."""
 
 import asyncio
 
@@ -8,13 +8,13 @@ from core.config.schema import HoneConfig
 from core.errors import MachineError, NotFound
 from core.policy import Base
 from hone.processes.runner import run_process, until_stopped
-from serving.fleet import Fleet
+from serving.led_fleet import LedFleet
 from store.store import Store
 
 
 async def serve(config: HoneConfig, store: Store, registry: CollectorRegistry, stop: asyncio.Event) -> None:
-    """Reconcile wanted and live Deployments until ``stop`` is set."""
-    fleet = Fleet(config=config, store=store, base=await _base(config, store), registry=registry)
+    """Reconcile wanted and live Deployments, or wait for the lead, until ``stop`` is set."""
+    fleet = LedFleet(config=config, store=store, base=await _base(config, store), registry=registry)
     try:
         await fleet.start()
         await until_stopped(stop, fleet.wait())

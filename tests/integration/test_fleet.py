@@ -351,14 +351,14 @@ async def test_a_version_without_a_checkpoint_waits(world: World):
     assert (await world.publisher.version(1)).serving is ServingStatus.WANTED
 
 
-async def test_a_stopped_fleet_says_so(world: World):
-    """After a stop the Deployments are stopped and list nothing."""
+async def test_engines_of_others_outlast_the_fleet(world: World):
+    """A fleet that stops takes no traffic from engines that somebody else runs: what they hold stays listed."""
     await world.publisher.publish()
     await world.until_serving(1, ServingStatus.LIVE)
     await world.fleet.stop()
     stored = await world.stored()
-    assert [one.status for one in stored] == [DeploymentStatus.STOPPED] * 2
-    assert [one.loaded for one in stored] == [(), ()]
+    assert [one.status for one in stored] == [DeploymentStatus.READY] * 2
+    assert all(one.holding(POLICY, 1) is not None for one in stored)
 
 
 async def test_a_probe_of_a_near_parent_is_marked(world: World):

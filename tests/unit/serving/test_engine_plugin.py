@@ -64,4 +64,6 @@ def test_the_plugin_is_found_as_an_entry_point():
         for entry in distribution.entry_points
         if entry.group == "vllm.general_plugins"
     ]
-    assert found == ["hone_engine_plugin:register"]
+    modules = ("hone_engine_plugin", "hone_engine_control", "hone_weight_spans", "hone_weight_digests")
+    assert set(found) == {f"{module}:register" for module in modules}
+    assert all((ENGINE_PLUGIN / f"{module}.py").is_file() for module in modules)

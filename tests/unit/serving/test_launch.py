@@ -15,6 +15,7 @@ from core.policy import Base
 from core.variant import Variant
 from serving.engines.vllm import VllmEngine
 from serving.launch import Launch, find_build, speculation_of
+from serving.launch_sglang import SglangLaunch
 from serving.launcher import EngineProcess, end_leftover
 from serving.ports import check_port, free_port
 
@@ -51,6 +52,27 @@ def test_a_gpu_is_shared_by_its_engines():
     command = launch(build="cuda", engines=2, overrides={"engine.gpu_memory_share": 0.8}).command()
     assert float(option(command, "--gpu-memory-utilization")) == pytest.approx(0.4)
     assert "--enforce-eager" not in command
+
+
+def test_the_prefix_cache_is_on_and_tells_what_it_had():
+    """Both engines report cached tokens; the cache can be switched off."""
+    assert {"--enable-prefix-caching", "--enable-prompt-tokens-details"} <= set(launch().command())
+    assert "--no-enable-prefix-caching" in launch(overrides={"engine.prefix_caching": False}).command()
+    sglang = SglangLaunch(config=load_config(environment={}), base=BASE, build="cuda", port=8410).command()
+    assert "--enable-cache-report" in sglang and "--disable-radix-cache" not in sglang
+
+
+def test_prompts_are_read_in_pieces_on_gpus_alone():
+    """A CPU engine reads each prompt in one step, whatever is configured; on a GPU the size of a step can be set."""
+    chosen = {"engine.prefill_tokens": 512}
+    assert "--no-enable-chunked-prefill" in launch(overrides=chosen).command()
+    gpu = launch(build="cuda", overrides=chosen).command()
+    assert "--enable-chunked-prefill" in gpu and option(gpu, "--max-num-batched-tokens") == "512"
+    whole = launch(build="cuda", overrides={"engine.chunked_prefill": False}).command()
+    assert "--no-enable-chunked-prefill" in whole
+    config = load_config(environment={}, overrides=chosen)
+    sglang = SglangLaunch(config=config, base=BASE, build="cuda", port=8410).command()
+    assert option(sglang, "--chunked-prefill-size") == "512"
 
 
 @pytest.mark.parametrize("method", ["ngram", "draft_model"])
@@ -169,18 +191,25 @@ async def test_an_engine_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypa
     assert not process.alive()
 
 
-async def test_an_engine_that_dies_while_starting_shows_its_log(tmp_path: Path):
+@pytest.mark.parametrize(
+    ("error", "hint"),
+    [
+        ("ModuleNotFoundError('No module named vllm')", "engine.python"),
+        ("ImportError('Arctic Inference is required for suffix decoding')", "arctic-inference"),
+    ],
+)
+async def test_an_engine_that_dies_while_starting_shows_its_log(tmp_path: Path, error: str, hint: str):
     """The error carries the end of the log and a hint that fits."""
     process = EngineProcess(
-        command=[sys.executable, "-c", "raise ModuleNotFoundError('No module named vllm')"],
+        command=[sys.executable, "-c", f"raise {error}"],
         environment=dict(os.environ),
         log_path=tmp_path / "log",
     )
     engine = VllmEngine(f"http://127.0.0.1:{free_port('127.0.0.1')}")
     await process.start()
-    with pytest.raises(MachineError, match="No module named vllm") as raised:
+    with pytest.raises(MachineError, match=r"(No module named vllm|Arctic Inference)") as raised:
         await process.wait_ready(engine, timeout_seconds=60, progress=lambda message: None)
-    assert "engine.python" in (raised.value.hint or "")
+    assert hint in (raised.value.hint or "")
     await process.stop()
     await engine.close()
 

@@ -1,0 +1,131 @@
+"""``hone fleet``: run it; status, restart."""
+
+import json
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from core.errors import EngineUnavailable
+from core.noun import now
+from hone.admin_client import local_admin
+from hone.output import clear_errors, console, table
+from hone.settings import load_settings
+
+app = typer.Typer(help="Engines: without a command, run the fleet that starts, watches and hot-swaps them.")
+
+_STALE_SECONDS = 15.0
+_SHOWN_SWAPS = 3
+_MODULE = "hone.processes.fleet"
+
+
+@app.callback(invoke_without_command=True)
+def run(context: typer.Context) -> None:
+    """Run engines and keep the wanted versions loaded on them."""
+    if context.invoked_subcommand is None:
+        # A process entry point imports what it needs and no other: the CLI itself stays light.
+        os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # noqa: S606
+
+
+@app.command()
+@clear_errors
+def status(
+    as_json: Annotated[bool, typer.Option("--json", help="Print everything that is known, as JSON.")] = False,
+) -> None:
+    """Show who leads, and what each replica serves and does, as the engines themselves say."""
+    with local_admin(load_settings()) as admin:
+        fleets: list[dict[str, Any]] = admin.get("/fleets")
+        deployments: list[dict[str, Any]] = admin.get("/deployments")
+    if as_json:
+        typer.echo(json.dumps({"fleets": fleets, "deployments": deployments}, indent=2))
+        return
+    for fleet in fleets:
+        console().print(f"[bold]{escape(fleet['base'])}[/] {_leader(fleet)}")
+    if not deployments:
+        raise EngineUnavailable("there is no replica", hint="start the fleet with 'hone fleet' or 'hone up'")
+    rows = table(
+        "id", "variant", "status", "engine", "versions", "running", "KV", "prefix hits", "acceptance", "swaps", "url"
+    )
+    for one in deployments:
+        rows.add_row(*(escape(cell) for cell in _row(one)))
+    console().print(rows)
+    for line in _remarks(deployments):
+        console().print(f"[yellow]{escape(line)}[/]")
+    if all(one["status"] != "ready" for one in deployments):
+        raise EngineUnavailable("no replica answers", hint="see the engines' logs under the data folder")
+
+
+@app.command()
+@clear_errors
+def restart(
+    deployment_id: Annotated[str, typer.Argument(help="Id of the Deployment, from 'hone fleet status'.")],
+    reason: Annotated[str | None, typer.Option(help="Why.")] = None,
+) -> None:
+    """Drain one engine and start it anew, once other replicas can answer in its place."""
+    with local_admin(load_settings()) as admin:
+        asked = admin.post(f"/deployments/{deployment_id}/restart", {} if reason is None else {"reason": reason})
+    console().print(f"{escape(asked['url'])} will be restarted; 'hone fleet status' shows when it serves again")
+
+
+def _leader(fleet: dict[str, Any]) -> str:
+    leader = fleet["leader"]
+    if leader is None:
+        return "[yellow]no fleet ever led; start one with 'hone fleet'[/]"
+    if not fleet["leads"]:
+        return f"[yellow]no fleet leads (the last one was {escape(leader)}): nothing is loaded or restarted[/]"
+    return f"led by {escape(leader)}"
+
+
+def _row(one: dict[str, Any]) -> tuple[str, ...]:
+    load, seen = one["load"] or {}, one["speculation_seen"] or {}
+    age = now() - one["heartbeat_at"]
+    return (
+        one["id"],
+        f"{one['variant']}-{one['replica']}",
+        one["status"] + (f" ({age:.0f} s ago)" if age > _STALE_SECONDS else ""),
+        f"{one['engine']} {one['engine_version'] or '?'}",
+        _versions(one),
+        f"{load['running']}+{load['waiting']}" if load else "-",
+        _share(load.get("kv_use")),
+        _share(load.get("prefix_hits")),
+        _share(seen.get("acceptance")),
+        _swaps(one["swaps"]),
+        one["url"],
+    )
+
+
+def _versions(one: dict[str, Any]) -> str:
+    """What the engine itself lists; a version that is recorded and that it does not list is marked."""
+    listed = set(one["answers_to"])
+    names = []
+    for loaded in one["loaded"]:
+        mark = "" if loaded["engine_model"] in listed else "?"
+        draining = " draining" if loaded["state"] == "draining" else ""
+        names.append(f"{loaded['policy']}@{loaded['version']}{draining}{mark}")
+    weights = one["weights"]
+    carried = f"{weights['policy']}@{weights['version']}" if weights else one["base"]
+    return ", ".join([carried, *names])
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.0f}%"
+
+
+def _swaps(swaps: list[dict[str, Any]]) -> str:
+    newest = swaps[-_SHOWN_SWAPS:][::-1]
+    return (
+        ", ".join(f"{one['policy']}@{one['version']} {one['outcome']} {one['seconds']:.2f} s" for one in newest)
+        or "-"
+    )
+
+
+def _remarks(deployments: list[dict[str, Any]]) -> list[str]:
+    lines = []
+    for one in deployments:
+        if one["status"] != "ready" and one["status_reason"]:
+            lines.append(f"{one['url']} is {one['status']}: {one['status_reason']}")
+        if one["restart"]:
+            lines.append(f"{one['url']} is to be restarted: {one['restart']['reason']}")
+    return lines

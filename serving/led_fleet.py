@@ -1,0 +1,113 @@
+"""The fleet of a Base as one of several processes runs it: it acts while it leads, and waits otherwise."""
+
+import asyncio
+from collections.abc import Callable
+
+import structlog
+from prometheus_client import CollectorRegistry, Gauge
+
+from core.config.schema import HoneConfig
+from core.errors import StoreError
+from core.policy import Base
+from serving.engines.base import Engine
+from serving.fleet import Fleet
+from store.leadership import Leadership, fleet_lease, owner_name
+from store.store import Store
+
+log = structlog.get_logger(__name__)
+
+_AGAIN_SECONDS = 1.0
+
+
+class LedFleet:
+    """Waits until this process leads, runs the Fleet, abandons it when the lead is lost, and waits again."""
+
+    def __init__(
+        self,
+        *,
+        config: HoneConfig,
+        store: Store,
+        base: Base,
+        registry: CollectorRegistry,
+        make_engine: Callable[[str], Engine] | None = None,
+    ) -> None:
+        self._config = config
+        self._base = base
+        self._leads = Gauge(
+            "hone_fleet_leads",
+            "1 while this fleet leads for its Base, 0 while it waits for another one's lease.",
+            ["base"],
+            registry=registry,
+        )
+        self._leadership = Leadership(
+            store=store, name=fleet_lease(base.name), owner=owner_name(), seconds=config.fleet.lease_seconds
+        )
+        self.fleet = Fleet(
+            config=config,
+            store=store,
+            base=base,
+            registry=registry,
+            make_engine=make_engine,
+            fence=self._leadership.fence,
+        )
+        self._leading: asyncio.Task[None] | None = None
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process leads now."""
+        return self._leadership.leads
+
+    async def start(self) -> None:
+        """Begin to wait for the lead."""
+        self._leads.labels(self._base.name).set(0)
+        self._leading = asyncio.create_task(self._lead(), name="fleet-lead")
+
+    async def wait(self) -> None:
+        """Raises what broke the fleet, so that its supervisor can start it again."""
+        if self._leading is not None:
+            await asyncio.shield(self._leading)
+
+    async def stop(self) -> None:
+        """Stop leading. The leader ends the engines that it launched, unless ``fleet.keep_engines``."""
+        led = self.leads
+        if self._leading is not None:
+            self._leading.cancel()
+            await asyncio.gather(self._leading, return_exceptions=True)
+            self._leading = None
+        if led:
+            await self.fleet.stop(stop_engines=not self._config.fleet.keep_engines)
+        else:
+            await self.fleet.abandon()
+        await self._leadership.release()
+        self._leads.labels(self._base.name).set(0)
+
+    async def _lead(self) -> None:
+        while True:
+            await self._leadership.acquire()
+            self._leads.labels(self._base.name).set(1)
+            try:
+                await self._until_lost()
+            except StoreError as error:
+                # The database is away while the fleet begins: nothing is broken that waiting does not mend.
+                log.error("fleet_not_started", error=error.message, hint=error.hint)
+            self._leads.labels(self._base.name).set(0)
+            await self.fleet.abandon()
+            await self._leadership.release()
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _until_lost(self) -> None:
+        """Run the fleet until the lead is lost; raises what broke the fleet."""
+        running = asyncio.create_task(self._run(), name="fleet")
+        losing = asyncio.create_task(self._leadership.lost(), name="fleet-lost")
+        try:
+            await asyncio.wait({running, losing}, return_when=asyncio.FIRST_COMPLETED)
+            if running.done():
+                running.result()
+        finally:
+            for task in (running, losing):
+                task.cancel()
+            await asyncio.gather(running, losing, return_exceptions=True)
+
+    async def _run(self) -> None:
+        await self.fleet.start()
+        await self.fleet.wait()
