@@ -7,6 +7,7 @@ import structlog
 
 from core.errors import CorruptArtefact
 from serving.engines.base import WeightControl
+from serving.hotswap import reading_artefact
 from serving.weights.engine_checksums import compare_checksums, expected_checksums, ranks
 from serving.weights.wire import FullWeights
 
@@ -27,15 +28,16 @@ class FullChecksums:
         self._unknown: set[str] = set()
 
     async def expected(self, weights: FullWeights) -> dict[str, str] | None:
-        """What an engine with these weights must answer; None: its layout is not known. Raises CorruptArtefact."""
+        """What an engine with these weights must answer; None: unknown layout. Raises as ``reading_artefact``."""
         if self._dtype is None:
             return None
         if weights.checksum not in self._expected:
             while len(self._expected) >= _MOST_KEPT:
                 self._expected.pop(next(iter(self._expected)))
-            self._expected[weights.checksum] = await asyncio.to_thread(
-                expected_checksums, Path(weights.path), dtype=self._dtype
-            )
+            with reading_artefact(Path(weights.path)):
+                self._expected[weights.checksum] = await asyncio.to_thread(
+                    expected_checksums, Path(weights.path), dtype=self._dtype
+                )
         return self._expected[weights.checksum]
 
     async def holds(self, engine: WeightControl, weights: FullWeights) -> bool:

@@ -14,7 +14,14 @@ import structlog
 
 from core.config.schema import HoneConfig
 from core.deployment import DeploymentStatus
-from core.errors import AdapterRejected, ConfigurationError, CorruptArtefact, EngineError, EngineUnsupported, boundary
+from core.errors import (
+    AdapterRejected,
+    ConfigurationError,
+    CorruptArtefact,
+    EngineError,
+    EngineUnsupported,
+    StoreError,
+)
 from core.policy import Base, Checkpoint, Policy, PolicyVersion, ServingStatus
 from serving.fleet_metrics import FleetMetrics
 from serving.fleet_records import Fence, FleetRecords, ServingChange
@@ -23,7 +30,7 @@ from serving.full_plan import full_plan
 from serving.full_records import FullRecords, FullState
 from serving.full_routing import carried_version
 from serving.full_swap import UNLABELLED, FullSwap, SwapFailed, swappable
-from serving.hotswap import DEFINITE
+from serving.hotswap import DEFINITE, reading_artefact
 from serving.replica import Replica
 from serving.weights.folder import folder_checksum
 from serving.weights.full_folder import check_full_folder
@@ -42,7 +49,7 @@ _REFRESHES = 2
 def check_full_artefact(checkpoint: Checkpoint, *, base: Base) -> None:
     """Whether the Checkpoint's folder is whole, unchanged and made for ``base``. Blocking: reads every byte.
 
-    Raises CorruptArtefact or AdapterRejected.
+    Raises CorruptArtefact or AdapterRejected; StoreError as ``reading_artefact`` does.
     """
     if checkpoint.kind != "full":
         raise AdapterRejected("a LoRA version cannot stand in place of the Base's weights", hint="merge it first")
@@ -52,7 +59,7 @@ def check_full_artefact(checkpoint: Checkpoint, *, base: Base) -> None:
             f"'{base.name}' has {base.fingerprint[:8]})"
         )
     path = Path(checkpoint.path)
-    with boundary(CorruptArtefact, f"checking {path}"):
+    with reading_artefact(path):
         found = folder_checksum(path)
         if found != checkpoint.checksum:
             raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
@@ -178,6 +185,10 @@ class FullReconciler:
             self._metrics.swap_failed(error.code)
             log.warning("artefact_refused", version=state.versions[version].label, error=error.message)
             await self._refuse(version, error.message)
+            return None
+        except StoreError as error:
+            self._metrics.swap_failed(error.code)
+            log.warning("artefact_unread", version=state.versions[version].label, error=error.message)
             return None
         self._checked[version] = FullWeights(
             policy=self._policy,

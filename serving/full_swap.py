@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import structlog
 
 from core.deployment import DeploymentStatus, LoadedVersion, SwapRecord
-from core.errors import EngineError, EngineUnsupported, HoneError, ProbeFailed
+from core.errors import EngineError, EngineUnsupported, HoneError, ProbeFailed, StoreError
 from core.policy import ProbeResult
 from serving.engines.base import Engine, WeightControl
 from serving.full_checksums import FullChecksums
@@ -89,6 +89,8 @@ class FullSwap:
         except DEFINITE as error:
             self._note(replica, wanted, "refused", started, error.message)
             return SwapFailed(error, refused=True)
+        except StoreError as error:
+            return SwapFailed(error, refused=False)
         await self._close(replica, engine, wanted)
         try:
             probe = await self._put(replica, engine, wanted)

@@ -6,6 +6,8 @@ and requests on the old name go on undisturbed.
 
 import asyncio
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import structlog
@@ -57,13 +59,23 @@ def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None
             f"'{base.name}' has {base.fingerprint[:8]})"
         )
     path = Path(checkpoint.path)
+    with reading_artefact(path):
+        found = folder_checksum(path)
+        if found != checkpoint.checksum:
+            raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
+        check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+
+
+@contextmanager
+def reading_artefact(path: Path) -> Iterator[None]:
+    """Whatever goes wrong inside is CorruptArtefact: the version is refused, never the fleet ended.
+
+    StoreError where the disk or this process has no room or is at fault for the moment: that says nothing about the
+    version.
+    """
     try:
-        # Whatever a file holds, it is the version that is refused, never the fleet that ends.
         with boundary(CorruptArtefact, f"checking {path}"):
-            found = folder_checksum(path)
-            if found != checkpoint.checksum:
-                raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
-            check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+            yield
     except CorruptArtefact as error:
         cause = error.__cause__
         if isinstance(cause, OSError) and cause.errno in _PASSING:

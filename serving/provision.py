@@ -106,7 +106,11 @@ class Provisioner:
         engine = self._make_engine(url)
         if known is None or known.status is DeploymentStatus.STOPPED:
             known = self._deployment(slot, engine.url, None if known is None else known.id)
-        return Replica(deployment=known.model_copy(update={"replica": slot.replica}), engine=engine)
+        fields: dict[str, object] = {"replica": slot.replica}
+        if known.speculation is None:
+            # An attached fast engine is taken to speculate as a launched one would: what that refuses goes elsewhere.
+            fields["speculation"] = self._speculation(slot.variant)
+        return Replica(deployment=known.model_copy(update=fields), engine=engine)
 
     async def _taken_over(self, slot: Slot, known: Deployment) -> Replica | None:
         """The engine of a launched Deployment, if it still runs and can stay where it is."""

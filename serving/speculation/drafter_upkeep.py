@@ -266,7 +266,7 @@ class DrafterUpkeep:
                 "first_version": promoted.get(drafter.policy or "", drafter.target_version),
             }
         )
-        async with self._store.transaction() as unit:
+        async with self._records.writing() as unit:
             if live is not None:
                 last = promoted.get(live.policy or "", live.target_version)
                 gone = {"status": DrafterStatus.RETIRED, "reason": f"followed by number {kept.number}"}
@@ -332,7 +332,7 @@ class DrafterUpkeep:
         replica.note_swap(SwapRecord.model_validate({**named, **fields}))
 
     async def _put(self, drafter: Drafter) -> None:
-        async with self._store.transaction() as unit:
+        async with self._records.writing() as unit:
             await unit.drafters.update(drafter)
 
 

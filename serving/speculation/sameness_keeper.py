@@ -140,7 +140,7 @@ class SamenessKeeper:
             )
             if self._stops:
                 await self._control.stop_for_mismatch(fast, f"its answers differ: {check.reason}")
-        async with self._store.transaction() as unit:
+        async with self._records.writing() as unit:
             await unit.sameness.add(check, keep=_KEPT_CHECKS)
 
     async def _chosen(self, subject: Subject) -> list[tuple[int, ...]]:

@@ -17,14 +17,14 @@ from core.variant import ModelName, Variant, parse_model_name
 from core.verdict import Verdict, VerdictStatus, combine_verdicts
 
 names = st.from_regex(r"[A-Za-z0-9][A-Za-z0-9._-]{0,20}", fullmatch=True).filter(
-    lambda name: not name.endswith("-fast")
+    lambda name: not name.endswith(("-fast", "-auto"))
 )
 
 
-@given(names, st.sampled_from(list(Variant)), st.none() | st.integers(0, 10**6))
+@given(names, st.sampled_from([*Variant, None]), st.none() | st.integers(0, 10**6))
 def test_model_names_round_trip(name, variant, version):
-    """Every Policy name with Variant and pin is parsed back to itself."""
-    model = ModelName(name=name, variant=variant, version=version)
+    """Every Policy name with Variant (or the choice left open) and pin is parsed back to itself."""
+    model = ModelName(name=name, variant=variant or Variant.STANDARD, version=version, auto=variant is None)
     assert parse_model_name(str(model)) == model
 
 
@@ -36,7 +36,7 @@ def test_impossible_model_names_are_the_callers_fault(text):
     assert caught.value.param == "model"
 
 
-@pytest.mark.parametrize("name", ["x-fast", "", "a b", "-x", "x@1"])
+@pytest.mark.parametrize("name", ["x-fast", "x-auto", "", "a b", "-x", "x@1"])
 def test_policy_names_cannot_be_mistaken(name):
     """A Policy cannot have a name that the API would read otherwise."""
     with pytest.raises(ValidationError):

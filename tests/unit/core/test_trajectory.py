@@ -59,6 +59,19 @@ def test_equal_messages_with_other_ids_name_the_tokens_as_cause():
     assert retokenised.branches[1].cause is BreakCause.RETOKENISED
 
 
+def test_a_compacted_conversation_is_a_branch_of_its_own():
+    """What was taken out on purpose is the cause, whatever the messages say, and what follows continues there."""
+    stub = ({"role": "user", "content": "[left out]"}, ANSWER, USER)
+    before = turn(0, [1, 2], [3])
+    compacted = turn(1, [9, 4], [5], messages=stub).model_copy(
+        update={"compacted": True, "parent_turn_id": before.id}
+    )
+    after = turn(2, [9, 4, 5, 6], [7])
+    trajectory = build_trajectory("ep_1", [before, compacted, after])
+    assert [[one.index for one in branch.turns] for branch in trajectory.branches] == [[0], [1, 2]]
+    assert [branch.cause for branch in trajectory.branches] == [BreakCause.FIRST, BreakCause.COMPACTION]
+
+
 ids = st.lists(st.integers(0, 3), min_size=1, max_size=4)
 
 
