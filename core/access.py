@@ -8,6 +8,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from core.noun import Noun, now
+from core.variant import unsuffixed
 
 KEY_PREFIX = "hone-"
 
@@ -100,12 +101,13 @@ class AuditRecord(Noun):
 def model_allowed(patterns: tuple[str, ...] | None, model: str) -> bool:
     """Whether a list of names (None: all) allows a ``model`` field.
 
-    ``coder`` allows every variant and version of it: ``coder-fast``, ``coder@17``; ``openai/*`` what begins so.
+    ``coder`` allows every variant and version of it: ``coder-fast``, ``coder-auto``, ``coder@17``; ``openai/*`` what
+    begins so.
     """
     if patterns is None or model in patterns:
         return True
     name = model.partition("@")[0]
-    names = (model, name, name.removesuffix("-fast"))
+    names = (model, name, unsuffixed(name))
     return any(pattern in names or (pattern.endswith("*") and model.startswith(pattern[:-1])) for pattern in patterns)
 
 

@@ -17,4 +17,5 @@ class Usage(Noun):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
-    cached_tokens: int = 0
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the engine's prefix cache had; None: the engine does not say."""

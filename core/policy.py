@@ -21,6 +21,8 @@ class Base(Noun):
     """A Hugging Face folder."""
     fingerprint: str
     """sha256 over the folder's weights and tokenizer files; adapters are bound to it."""
+    token_bytes: int | None = None
+    """No token stands for more bytes of text than this (``core.token_bound``); None: not promised."""
 
 
 class Policy(Noun):
@@ -37,8 +39,8 @@ class Policy(Noun):
     @field_validator("name")
     @classmethod
     def _name_is_servable(cls, name: str) -> str:
-        if not _NAME.match(name) or name.endswith("-fast"):
-            raise ValueError("a Policy name has letters, digits, '.', '_', '-' and does not end in '-fast'")
+        if not _NAME.match(name) or name.endswith(("-fast", "-auto")):
+            raise ValueError("a Policy name has letters, digits, '.', '_', '-' and does not end in -fast or -auto")
         return name
 
 

@@ -19,6 +19,8 @@ class BreakCause(StrEnum):
     """Another answer to the request of a Turn before: no break."""
     REWRITTEN_HISTORY = "rewritten_history"
     """The messages themselves differ from what was answered before."""
+    COMPACTION = "compaction"
+    """Older tool results were taken out, on purpose, to stay within the context budget."""
     TEMPLATE = "template"
     """The messages agree and the ids part before the earlier answer: the chat template changed its mind."""
     RETOKENISED = "retokenised"
@@ -68,6 +70,8 @@ def _order(turn: Turn) -> tuple[int, int]:
 
 def break_cause(earlier: Turn, later: Turn) -> BreakCause:
     """Why ``later`` does not continue ``earlier`` (which it must not)."""
+    if later.compacted:
+        return BreakCause.COMPACTION
     spoken = (*earlier.messages, earlier.response)
     head = later.messages[: len(spoken)]
     if [_gist(message) for message in head] != [_gist(message) for message in spoken]:

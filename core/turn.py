@@ -23,6 +23,10 @@ class SpeculationCounts(Noun):
 
     drafted: int = 0
     accepted: int = 0
+    steps: int = 0
+    """Steps of the target model that checked draft tokens."""
+    accepted_at: tuple[int, ...] = ()
+    """Per position of a draft: steps in which the token there was accepted."""
 
 
 class Turn(Noun):
@@ -53,6 +57,8 @@ class Turn(Noun):
     """Personal data was taken out: the text is not what the engine saw, so there are no token ids."""
     parent_turn_id: str | None = None
     """The Turn that this one's messages continue."""
+    compacted: bool = False
+    """Older tool results were taken out of the messages of the Turn that this one continues."""
     thread: str | None = None
     """Digest of the conversation up to and with this answer: what a later request's messages are recognised by."""
     fallback_from: str | None = None

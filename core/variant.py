@@ -8,7 +8,8 @@ from core.errors import InvalidRequest
 from core.noun import Noun
 
 FAST_SUFFIX = "-fast"
-_MODEL_NAME = re.compile(r"^(?P<name>[^@\s]+?)(?P<fast>-fast)?(?:@(?P<version>\d{1,9}))?$")
+AUTO_SUFFIX = "-auto"
+_MODEL_NAME = re.compile(r"^(?P<name>[^@\s]+?)(?P<suffix>-fast|-auto)?(?:@(?P<version>\d{1,9}))?$")
 
 
 class Variant(StrEnum):
@@ -18,16 +19,24 @@ class Variant(StrEnum):
     FAST = "fast"
 
 
+def unsuffixed(name: str) -> str:
+    """A name without ``-fast`` or ``-auto``: the Policy or Base that it belongs to."""
+    return name.removesuffix(FAST_SUFFIX).removesuffix(AUTO_SUFFIX)
+
+
 class ModelName(Noun):
-    """A parsed ``model`` field: ``coder``, ``coder-fast``, ``coder@17``, ``coder-fast@17``."""
+    """A parsed ``model`` field: ``coder``, ``coder-fast``, ``coder-auto``, and each with a pin: ``coder@17``."""
 
     name: str
     variant: Variant
+    """Of an ``auto`` name ``standard``, until a rule has chosen."""
     version: int | None = None
     """None: the promoted version."""
+    auto: bool = False
+    """The gateway chooses the Variant."""
 
     def __str__(self) -> str:
-        suffix = FAST_SUFFIX if self.variant is Variant.FAST else ""
+        suffix = AUTO_SUFFIX if self.auto else FAST_SUFFIX if self.variant is Variant.FAST else ""
         pin = "" if self.version is None else f"@{self.version}"
         return f"{self.name}{suffix}{pin}"
 
@@ -38,13 +47,14 @@ def parse_model_name(text: str) -> ModelName:
     if match is None:
         raise InvalidRequest(
             f"'{text}' is not a model name",
-            hint="use NAME, NAME-fast, NAME@VERSION or NAME-fast@VERSION",
+            hint="use NAME, NAME-fast or NAME-auto, each with or without @VERSION",
             param="model",
         )
     return ModelName(
         name=match["name"],
-        variant=Variant.FAST if match["fast"] else Variant.STANDARD,
+        variant=Variant.FAST if match["suffix"] == FAST_SUFFIX else Variant.STANDARD,
         version=None if match["version"] is None else int(match["version"]),
+        auto=match["suffix"] == AUTO_SUFFIX,
     )
 
 

@@ -14,7 +14,8 @@ from gateway.auth import Authenticator
 from gateway.episodes import Episodes
 from gateway.errors import install_error_handlers
 from gateway.hosted_tools.tools import SandboxedTools
-from gateway.http.protocol import HotProtocol, hot_protocol
+from gateway.http.bound import hot_protocol
+from gateway.http.protocol import HotProtocol
 from gateway.idempotency import RecordedAnswers
 from gateway.inference.dispatch import Dispatch
 from gateway.inference.exact import ExactTurns

@@ -4,12 +4,13 @@ import hashlib
 import time
 from collections import OrderedDict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import structlog
 
 from core.access import KEY_PREFIX, ApiKey, Scope, Tenant, model_allowed
 from core.errors import AuthenticationFailed, PermissionDenied
+from gateway.http.base import HeaderMap
 from store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -31,11 +32,15 @@ class Caller:
 
     key: ApiKey
     tenant: Tenant
+    training_granted: bool = field(init=False)
+    """Whether what is said may train; a request can still narrow it."""
+    may_infer: bool = field(init=False)
+    """Whether the key has the scope ``inference``."""
 
-    @property
-    def training_granted(self) -> bool:
-        """Whether what is said may train; a request can still narrow it."""
-        return self.key.training_granted or self.tenant.training_granted
+    def __post_init__(self) -> None:
+        """Work out what every request asks."""
+        object.__setattr__(self, "training_granted", self.key.training_granted or self.tenant.training_granted)
+        object.__setattr__(self, "may_infer", Scope.INFERENCE in self.key.scopes)
 
     def may_use(self, model: str) -> bool:
         """Whether Tenant and key both allow a ``model`` field."""
@@ -65,12 +70,20 @@ class Authenticator:
 
         Raises AuthenticationFailed; StoreError for an unknown key while the store is away.
         """
-        value = headers.get(b"authorization", b"")
-        if value.startswith(_USUAL):
-            known = self._known.get(hashlib.sha256(value[_PLAINTEXT]).hexdigest())
-            if known is not None and time.monotonic() < known.good_until:
-                return known.caller
-        return await self._authenticate(headers)
+        return self.known(headers) or await self._authenticate(headers)
+
+    def known(self, headers: Mapping[bytes, bytes]) -> Caller | None:
+        """The caller, where nothing has to be looked up; None: ``authenticate`` has to say."""
+        key_hash = headers.key_hash if isinstance(headers, HeaderMap) else None
+        if key_hash is None:
+            value = headers.get(b"authorization", b"")
+            if not value.startswith(_USUAL):
+                return None
+            key_hash = hashlib.sha256(value[_PLAINTEXT]).hexdigest()
+            if isinstance(headers, HeaderMap):
+                headers.key_hash = key_hash
+        known = self._known.get(key_hash)
+        return known.caller if known is not None and time.monotonic() < known.good_until else None
 
     async def _authenticate(self, headers: Mapping[bytes, bytes]) -> Caller:
         """Whatever the header, and whatever is known of the key."""

@@ -49,6 +49,8 @@ class HeldEpisode:
     """The Episode row is to be written with the first Turn."""
     named_first_turn: bool = False
     """The Turn id that is like the Episode's own has been given out."""
+    last_deployment: str | None = None
+    """The replica that answered last: its prefix cache has the conversation."""
     used_at: float = field(default_factory=time.monotonic)
 
     def take_index(self) -> int:
@@ -76,6 +78,8 @@ class Episodes:
         self._threads = ThreadIndex()
         self._absent: OrderedDict[bytes, float] = OrderedDict()
         """Conversations that the store did not know, and when it said so."""
+        self._asking: dict[bytes, asyncio.Future[Link | None]] = {}
+        """Conversations that the store is being asked for."""
         self._renewed: OrderedDict[str, str] = OrderedDict()
         """Expired conversation → the Episode as which it went on."""
 
@@ -115,6 +119,7 @@ class Episodes:
             # Turns that this process answered may not be written yet: the larger index is the true one.
             stored.next_index = max(stored.next_index, held.next_index)
             stored.versions = {**held.versions, **stored.versions}
+            stored.last_deployment = held.last_deployment or stored.last_deployment
         self._held[episode_id] = stored
         return self._touch(stored)
 
@@ -143,6 +148,16 @@ class Episodes:
         except (Conflict, NotFound):
             return self.open(key), None
 
+    def recall(self, key: ApiKey, thread: Thread) -> tuple[HeldEpisode, Link | None] | None:
+        """As ``continued``, where this process knows it by itself; None: the store has to be asked."""
+        link = self._threads.find(thread)
+        if link is None:
+            return (self.open(key), None) if self._is_absent(thread.answered[0]) else None
+        held = None if self._shared else self._held.get(self._renewed.get(link.episode_id, link.episode_id))
+        if held is None or held.tenant_id != key.tenant_id:
+            return None
+        return self._touch(held), link
+
     async def link_of(self, key: ApiKey, thread: Thread) -> Link | None:
         """The Turn whose answer is the last one in a conversation that was given here, or by another process."""
         if not thread.answered:
@@ -150,13 +165,25 @@ class Episodes:
         link = self._threads.find(thread)
         if link is not None:
             return link
-        now, longest = time.monotonic(), thread.answered[0]
-        if now - self._absent.get(longest, -_ABSENT_SECONDS) < _ABSENT_SECONDS:
+        longest = thread.answered[0]
+        if self._is_absent(longest):
             return None
+        # Requests of one conversation come together, such as the attempts of a task: one of them asks for all.
+        asking = self._asking.get(longest)
+        if asking is None:
+            asking = self._asking[longest] = asyncio.ensure_future(self._ask_for_link(key.tenant_id, thread))
+            asking.add_done_callback(lambda _: self._asking.pop(longest, None))
+        return await asyncio.shield(asking)
+
+    def _is_absent(self, longest: bytes) -> bool:
+        return time.monotonic() - self._absent.get(longest, -_ABSENT_SECONDS) < _ABSENT_SECONDS
+
+    async def _ask_for_link(self, tenant_id: str, thread: Thread) -> Link | None:
+        now, longest = time.monotonic(), thread.answered[0]
         digests = [digest.hex() for digest in thread.answered]
         try:
             async with asyncio.timeout(_THREAD_TIMEOUT_SECONDS), self._store.reading() as work:
-                found = await work.turns.by_thread(key.tenant_id, digests)
+                found = await work.turns.by_thread(tenant_id, digests)
         except Exception as error:  # noqa: BLE001 - no failing look-up may break an answer
             self._metrics.capture_failures.labels("thread_lookup").inc()
             log.warning("thread_lookup_failed", error=f"{type(error).__name__}: {error}")
@@ -198,18 +225,22 @@ class Episodes:
         """A new Episode; its row is written with its first Turn."""
         held = HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
         self._held[held.id] = held
-        return self._touch(held)
+        self._forget_idle(held.used_at)
+        return held
 
     def _touch(self, held: HeldEpisode) -> HeldEpisode:
         now = time.monotonic()
         held.used_at = now
         self._held.move_to_end(held.id)
+        self._forget_idle(now)
+        return held
+
+    def _forget_idle(self, now: float) -> None:
         while self._held:
             oldest = next(iter(self._held.values()))
             if len(self._held) <= _MOST_HELD and now - oldest.used_at < IDLE_SECONDS:
                 break
             del self._held[oldest.id]
-        return held
 
     async def _read(self, key: ApiKey, episode_id: str, *, patient: bool) -> HeldEpisode:
         try:
@@ -230,7 +261,7 @@ class Episodes:
             if episode.tenant_id == key.tenant_id and _expired_conversation(episode):
                 return HeldEpisode(id=ids.new_id(ids.EPISODE), tenant_id=key.tenant_id, new=True)
             _check_continuable(episode, key)
-            next_index, versions = await work.turns.progress(episode_id)
+            next_index, versions, last_deployment = await work.turns.progress(episode_id)
         return HeldEpisode(
             id=episode_id,
             tenant_id=episode.tenant_id,
@@ -239,6 +270,7 @@ class Episodes:
             attempt=episode.purpose != "client" or episode.task_id is not None,
             may_train=episode.trainable or episode.purpose != "client",
             next_index=next_index,
+            last_deployment=last_deployment,
         )
 
 

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from core import ids
 from core.episode import Episode, EpisodeStatus, StopReason, ToolResult
 from core.errors import Conflict, EngineUnavailable, PermissionDenied, StoreError
+from core.prefix_use import PrefixUse, prefix_use
 from core.stored_completion import check_metadata
 from core.trajectory import NO_BREAKS, BreakCause, build_trajectory
 from core.turn import Turn
@@ -118,13 +119,17 @@ class ClientTurn(BaseModel):
     finish_reason: str | None
     prompt_tokens: int
     completion_tokens: int
+    cached_tokens: int | None
+    """Of the prompt, in the engine's prefix cache; None: the engine does not say."""
     parent_turn_id: str | None
+    compacted: bool
+    """Older tool results were taken out of the messages of the Turn that this one continues."""
     created_at: float
 
     @classmethod
     def of(cls, turn: Turn) -> "ClientTurn":
         """What its client may see."""
-        given = {"model", "version", "variant", "messages", "prompt_tokens", "completion_tokens"}
+        given = {"model", "version", "variant", "messages", "prompt_tokens", "completion_tokens", "cached_tokens"}
         return cls(
             model=turn.policy,
             version=turn.version,
@@ -132,6 +137,7 @@ class ClientTurn(BaseModel):
             messages=list(turn.messages),
             prompt_tokens=turn.usage.prompt_tokens,
             completion_tokens=turn.usage.completion_tokens,
+            cached_tokens=turn.usage.cached_tokens,
             **{name: getattr(turn, name) for name in cls.model_fields if name not in given},
         )
 
@@ -151,6 +157,8 @@ class ClientEpisodeDetail(ClientEpisode):
     """Of the Turns whose token ids are kept."""
     breaks: dict[BreakCause, int]
     """How often the conversation did not continue token for token, by cause."""
+    prefix: PrefixUse
+    """What the engine's prefix cache had of its prompts."""
     tool_results: list[ToolResult]
     feedback: list[FeedbackView]
     """Oldest first, at most 1000."""
@@ -308,6 +316,7 @@ async def _detail(work: UnitOfWork, episode_id: str, tenant_id: str) -> ClientEp
             ClientBranch(turn_ids=[turn.id for turn in branch.turns], cause=branch.cause) for branch in branches
         ],
         breaks=dict(Counter(branch.cause for branch in branches if branch.cause not in NO_BREAKS)),
+        prefix=prefix_use(turns),
         tool_results=list(episode.tool_results),
         feedback=[FeedbackView.of(one) for one in feedback],
     )

@@ -34,6 +34,15 @@ class GatewayMetrics:
             ("asked", "answered"),
             registry=registry,
         )
+        self.swap_waits = Counter(
+            "hone_swap_waits", "Requests that waited while full weights were replaced", registry=registry
+        )
+        self.variant_reasons = Counter(
+            "hone_variant_reasons",
+            "Requests to engines whose Variant was chosen by rule or is not the one asked for, by Variant and reason",
+            ("variant", "reason"),
+            registry=registry,
+        )
         self.buffered_turns = Gauge("hone_recorder_buffered_turns", "Turns not durable yet", registry=registry)
         self.recorded_turns = Counter("hone_recorded_turns", "Turns made durable", registry=registry)
         self.lost_turns = Counter(
@@ -48,8 +57,20 @@ class GatewayMetrics:
         self.turn_links = Counter(
             "hone_turn_links",
             "Turns after an Episode's first, by whether their tokens continue the earlier Turn's (continues) or why"
-            " not (rewritten_history, template, retokenised)",
+            " not (rewritten_history, compaction, template, retokenised)",
             ("link",),
+            registry=registry,
+        )
+        self.prompt_tokens = Counter(
+            "hone_prompt_tokens",
+            "Tokens of recorded prompts of which the engine says how many its prefix cache had, by model",
+            ("model",),
+            registry=registry,
+        )
+        self.cached_prompt_tokens = Counter(
+            "hone_cached_prompt_tokens",
+            "Tokens of those prompts that the prefix cache had, by model",
+            ("model",),
             registry=registry,
         )
         self.exact_turns = Counter(

@@ -219,6 +219,10 @@ class Recorder:
                 self._metrics.capture_failures.labels(cause).inc(calls)
             for link, turns in (Counter(position.links) - Counter(seen.links)).items():
                 self._metrics.turn_links.labels(link).inc(turns)
+            for model, tokens in (Counter(position.prompt_tokens) - Counter(seen.prompt_tokens)).items():
+                self._metrics.prompt_tokens.labels(model).inc(tokens)
+            for model, tokens in (Counter(position.cached_tokens) - Counter(seen.cached_tokens)).items():
+                self._metrics.cached_prompt_tokens.labels(model).inc(tokens)
             self._journal.drained(position.offset)
         self._metrics.buffered_turns.set(self._journal.undrained_turns)
         return self._seen.offset

@@ -202,6 +202,10 @@ def _move(
 
 
 def _check_live(version: PolicyVersion) -> None:
+    # A replica carries one version of full weights: the promoted one is brought to it by being promoted, and until
+    # it is there, probed, the one before answers. One that then fails is refused, and the promotion taken back.
+    if version.kind == "full" and version.serving is not ServingStatus.REFUSED:
+        return
     if version.serving is not ServingStatus.LIVE:
         why = f": {version.serving_reason}" if version.serving_reason else ""
         raise VersionNotServed(f"'{version.label}' is {version.serving}, not live{why}")

@@ -8,9 +8,10 @@ from collections.abc import Collection
 import structlog
 
 from core.config.schema import HoneConfig
+from core.deployment import Deployment
 from core.errors import EngineUnavailable
 from core.policy import PolicyVersion, ServingStatus
-from core.variant import ModelName
+from core.variant import ModelName, Variant
 from gateway.metrics import GatewayMetrics
 from serving.pool import InFlight, Route, RoutingTable
 from store.events import DEPLOYMENTS, POLICIES, VERSIONS
@@ -31,6 +32,7 @@ class Routing:
 
     def __init__(self, *, config: HoneConfig, store: Store, metrics: GatewayMetrics) -> None:
         self._interval = config.gateway.routing_refresh_seconds
+        self._sticky_bound = config.gateway.sticky_bound
         self._store = store
         self._metrics = metrics
         self._in_flight = InFlight()
@@ -60,9 +62,25 @@ class Routing:
         """Seconds since the table was read; None before the first."""
         return None if self._table is None else time.monotonic() - self._read_at
 
-    def resolve(self, model: ModelName, *, pinned_version: int | None = None, exclude: Collection[str] = ()) -> Route:
+    def resolve(
+        self,
+        model: ModelName,
+        *,
+        pinned_version: int | None = None,
+        exclude: Collection[str] = (),
+        last: str | None = None,
+        variant: Variant | None = None,
+    ) -> Route:
         """The replica for a request; raises as RoutingTable.resolve."""
-        return self.table.resolve(model, pinned_version=pinned_version, exclude=exclude)
+        return self.table.resolve(model, pinned_version=pinned_version, exclude=exclude, last=last, variant=variant)
+
+    def swapping(self, model: ModelName) -> bool:
+        """Whether a replica that could answer is closed only while its weights are replaced."""
+        return self.table.swapping(model)
+
+    def deployment(self, deployment_id: str) -> Deployment | None:
+        """A replica as the present table has it."""
+        return next((one for one in self.table.deployments if one.id == deployment_id), None)
 
     def serves(self, model: ModelName) -> bool:
         """Whether a Policy or Base has this name."""
@@ -126,10 +144,13 @@ class Routing:
             self._inactive = await work.versions.list_serving(_INACTIVE)
             self._inactive_read_at = now
             self._active = keys
+        deployments = await work.deployments.list()
+        self._in_flight.told(deployments, time.time())
         return RoutingTable.build(
             await work.bases.list(),
             await work.policies.list(),
             [*self._inactive, *active],
-            await work.deployments.list(),
+            deployments,
             self._in_flight,
+            sticky_bound=self._sticky_bound,
         )

@@ -42,11 +42,17 @@ def _rows(section: type[Section]) -> Iterator[tuple[str, str, str]]:
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, Section):
             continue
-        yield f"`{name}`", f"`{_default(field)}`", " ".join((field.description or "").split())
+        yield f"`{name}`", _default(field), " ".join((field.description or "").split())
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "must be given"
     value: Any = field.get_default(call_default_factory=True)
+    return "unset" if value is None else f"`{_toml(value)}`"
+
+
+def _toml(value: Any) -> str:
     if hasattr(value, "get_secret_value"):
         return '""'
     if isinstance(value, bool):

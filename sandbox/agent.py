@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 
+from core.compaction import compacted, is_tool_result, over_budget, text_of
+from core.config.gateway import ContextBudget
 from core.episode import StopReason, ToolResult
 from core.errors import SandboxError, TaskError
 from core.message import Message
@@ -38,6 +40,8 @@ class Sampling(Noun):
     temperature: float
     seed: int
     trainable: bool
+    budget: ContextBudget | None = None
+    """Older tool results leave the policy's prompt once it would be longer; None: never."""
 
 
 @dataclass
@@ -46,12 +50,47 @@ class Conversation:
 
     episode_id: str
     messages: list[Message]
+    """All that was said; verifiers judge by this."""
     responses: list[Message] = field(default_factory=list)
     tool_results: list[ToolResult] = field(default_factory=list)
     turn_ids: list[str] = field(default_factory=list)
     files: dict[str, str] = field(default_factory=dict)
     stop_reason: StopReason | None = None
     tool_seconds: float = 0.0
+    context: list[Message] = field(default_factory=list)
+    """What the policy is shown: all that was said, unless it was compacted."""
+    counted: int = 0
+    """Tokens of the first ``counted_messages`` of ``context``, as the engine counted them."""
+    counted_messages: int = 0
+    compacts: str | None = None
+    """The Turn whose conversation was compacted for the next one."""
+
+    def __post_init__(self) -> None:
+        self.context = list(self.messages)
+
+    def add(self, message: Message) -> None:
+        """Something was said."""
+        self.messages.append(message)
+        self.context.append(message)
+
+    def answered(self, reply: PolicyReply) -> None:
+        """The policy said something; the engine has counted everything up to here."""
+        self.add(reply.message)
+        self.responses.append(reply.message)
+        self.turn_ids.append(reply.turn_id)
+        # An engine that counts nothing leaves everything to the estimate.
+        self.counted, self.counted_messages = reply.tokens, len(self.context) if reply.tokens else 0
+        self.compacts = None
+
+    def compact(self, budget: ContextBudget) -> None:
+        """Take older tool results out of what the policy is shown, where it would be longer than its budget."""
+        if not over_budget(self.context, budget, counted=self.counted, since=self.counted_messages):
+            return
+        fewer = compacted(self.context, budget, is_result=_is_result, prefix=TOOL_OUTPUT_HEAD)
+        if fewer is not None:
+            self.context = fewer
+            self.counted = self.counted_messages = 0
+            self.compacts = self.turn_ids[-1] if self.turn_ids else None
 
 
 class Agent:
@@ -97,9 +136,7 @@ class Agent:
             if index == 0:
                 raise TaskError(f"the opening messages of {self._task.id} do not fit the engine's context")
             return StopReason.TRUNCATED
-        conversation.messages.append(reply.message)
-        conversation.responses.append(reply.message)
-        conversation.turn_ids.append(reply.turn_id)
+        conversation.answered(reply)
         if reply.finish_reason == "length":
             return StopReason.TRUNCATED
         parsed = parse_answer(reply.message) if self._tools else ParsedAnswer()
@@ -113,18 +150,21 @@ class Agent:
 
     async def _ask(self, conversation: Conversation, index: int) -> PolicyReply | None:
         sampling = self._sampling
+        if sampling.budget is not None:
+            conversation.compact(sampling.budget)
         native = bool(self._task.metadata.get(NATIVE_TOOLS))
         return await self._policy.call(
             PolicyCall(
                 model=sampling.model,
                 version=sampling.version,
-                messages=tuple(conversation.messages),
+                messages=tuple(conversation.context),
                 temperature=sampling.temperature,
                 seed=turn_seed(sampling.seed, index),
                 max_tokens=self._task.limits.max_tokens,
                 episode_id=conversation.episode_id,
                 turn_index=index,
                 trainable=sampling.trainable,
+                compacts=conversation.compacts,
                 tools=tuple(tool.schema for tool in self._tools.values()) if native else (),
             )
         )
@@ -148,7 +188,7 @@ class Agent:
                 seconds=output.seconds,
             )
         )
-        conversation.messages.append(tool_message(call, text))
+        conversation.add(tool_message(call, text))
 
     async def _output(self, call: ToolCall, stack: AsyncExitStack) -> ToolOutput:
         tool = self._tools.get(call.name)
@@ -182,6 +222,11 @@ def tool_message(call: ToolCall, output: str) -> Message:
     if call.id is not None:
         return {"role": "tool", "tool_call_id": call.id, "content": output}
     return {"role": "user", "content": TOOL_OUTPUT_HEAD + output}
+
+
+def _is_result(message: Message) -> bool:
+    """Whether a message is one of ``tool_message``."""
+    return is_tool_result(message) or text_of(message).startswith(TOOL_OUTPUT_HEAD)
 
 
 def episode_seed(seed: int, task_id: str, attempt: int) -> int:

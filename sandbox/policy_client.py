@@ -26,6 +26,7 @@ EPISODE_HEADER = "x-hone-episode-id"
 TRAIN_HEADER = "x-hone-train"
 TURN_HEADER = "x-hone-turn-id"
 VERSION_HEADER = "x-hone-policy-version"
+COMPACTS_HEADER = "x-hone-compacts"
 IDEMPOTENCY_HEADER = "idempotency-key"
 MAX_RETRIES = 6
 _CONTEXT_SIGNS = ("context_length_exceeded", "maximum context length")
@@ -48,6 +49,8 @@ class PolicyCall(Noun):
     trainable: bool
     tools: tuple[dict[str, Any], ...] = ()
     """OpenAI tools; empty: the engine is told of none."""
+    compacts: str | None = None
+    """The Turn before, where older tool results were taken out of its messages since."""
 
 
 class PolicyReply(Noun):
@@ -56,6 +59,8 @@ class PolicyReply(Noun):
     message: Message
     turn_id: str
     finish_reason: str
+    tokens: int = 0
+    """Of prompt and answer, as the engine counted."""
 
 
 class PolicyClient:
@@ -96,6 +101,8 @@ def _request(call: PolicyCall) -> dict[str, Any]:
         EPISODE_HEADER: call.episode_id,
         IDEMPOTENCY_HEADER: f"{call.episode_id}:{call.turn_index}",
     }
+    if call.compacts is not None:
+        headers[COMPACTS_HEADER] = call.compacts
     if not call.trainable:
         headers[TRAIN_HEADER] = "false"
     request: dict[str, Any] = {
@@ -125,6 +132,7 @@ def _reply(call: PolicyCall, completion: ChatCompletion, headers: dict[str, str]
         message=assistant_message(choice.message.content, _tool_calls(choice.message.tool_calls)),
         turn_id=turn_id,
         finish_reason=str(choice.finish_reason),
+        tokens=0 if completion.usage is None else completion.usage.total_tokens,
     )
 
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
+from core.config.gateway import ContextBudget, ContextSection
 from core.episode import EPISODE_TRANSITIONS, Episode, EpisodeStatus, StopReason
 from core.errors import NotFound, StoreError, VerifierError
 from core.ids import EPISODE
@@ -69,6 +70,7 @@ class EpisodeRunner:
         metrics: WorkerMetrics,
         concurrency: int,
         durable_seconds: float = 60.0,
+        context: ContextSection | None = None,
     ) -> None:
         self._store = store
         self._runtime = runtime
@@ -77,6 +79,7 @@ class EpisodeRunner:
         self._metrics = metrics
         self._slots = asyncio.Semaphore(concurrency)
         self._durable_seconds = durable_seconds
+        self._context = context or ContextSection()
 
     async def run_episode(self, request: RolloutRequest, *, job: Job, key: str = "") -> Episode:
         """The scored Episode of ``request``; ``key`` tells apart the Episodes of one job.
@@ -138,7 +141,7 @@ class EpisodeRunner:
         agent = Agent(
             task=task,
             policy=self._policy,
-            sampling=_sampling(request, episode),
+            sampling=_sampling(request, episode, self._context.budget_of(request.policy)),
             runtime=self._runtime,
             tools=make_tools(task.tools),
         )
@@ -234,13 +237,14 @@ def episode_id(job_id: str, key: str, token: int) -> str:
     return f"{EPISODE}_{job_id.rpartition('_')[2][:10]:0<10}{tail}"
 
 
-def _sampling(request: RolloutRequest, episode: Episode) -> Sampling:
+def _sampling(request: RolloutRequest, episode: Episode, budget: ContextBudget | None) -> Sampling:
     return Sampling(
         model=request.model,
         version=request.version,
         temperature=request.temperature,
         seed=episode_seed(request.seed, request.task_id, request.attempt),
         trainable=episode.trainable,
+        budget=budget,
     )
 
 

@@ -64,6 +64,7 @@ class Worker:
         registry: CollectorRegistry,
     ) -> None:
         self._config = config.worker
+        self._context = config.context
         self._request_timeout_seconds = config.gateway.request_timeout_seconds
         self._store = store
         self._runtime = runtime
@@ -100,6 +101,7 @@ class Worker:
             tenant_id=key.tenant_id,
             metrics=self._metrics,
             concurrency=self._config.concurrency,
+            context=self._context,
         )
         evaluator = Evaluator(store=self._store, runner=runner)
         self._handlers = {

@@ -12,7 +12,7 @@ import uvicorn
 from gateway.asgi import Receive, Scope, Send, read_body, send_answer
 from gateway.http.asgi_handler import asgi_app
 from gateway.http.base import HotHandler, IncomingRequest
-from gateway.http.protocol import hot_protocol
+from gateway.http.bound import hot_protocol
 
 HOT = "/hot"
 TEXT = (b"content-type", b"text/plain")

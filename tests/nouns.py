@@ -3,7 +3,7 @@
 from typing import Any
 
 from core import ids
-from core.deployment import Deployment
+from core.deployment import Deployment, EngineLoad
 from core.episode import Episode
 from core.evaluation import Evaluation
 from core.policy import Checkpoint, PolicySpan, Probe, ProbePrompt, Provenance
@@ -107,6 +107,12 @@ def deployment(**fields: Any) -> Deployment:
         "url": "http://127.0.0.1:1",
     }
     return Deployment(**(values | fields))
+
+
+def load(**fields: Any) -> EngineLoad:
+    """An engine with one request."""
+    values: dict[str, Any] = {"running": 1, "waiting": 0, "kv_use": 0.1}
+    return EngineLoad(**(values | fields))
 
 
 def evaluation(**fields: Any) -> Evaluation:

@@ -12,6 +12,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from core.access import ApiKey, Scope, Tenant
+from core.config.gateway import ContextSection
 from core.errors import AuthenticationFailed, HoneError, InvalidRequest, NotFound
 from gateway.auth import Caller
 from gateway.errors import install_error_handlers
@@ -279,7 +280,11 @@ class _Authenticator:
 
 
 def responses_app(
-    inference: FakeInference, store: Store, hosted: FakeHostedTools | None, bounds: Bounds | None = None
+    inference: FakeInference,
+    store: Store,
+    hosted: FakeHostedTools | None,
+    bounds: Bounds | None = None,
+    context: ContextSection | None = None,
 ) -> FastAPI:
     """The routes with scripted parts; the API key is the tenant's id."""
     metrics = GatewayMetrics(CollectorRegistry())
@@ -292,6 +297,7 @@ def responses_app(
         archive=Archive(store=store, metrics=metrics, flush=flush),
         hosted=hosted,
         bounds=bounds or Bounds(tool_calls=16, seconds=60.0),
+        context=context,
     )
     app = FastAPI()
     app.state.gateway = SimpleNamespace(

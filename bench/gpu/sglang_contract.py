@@ -75,7 +75,8 @@ async def run(given: argparse.Namespace) -> int:
             "SGLANG_WRONG": given.wrong,
         }
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", SUITE]
-        command += [] if given.adapters else ["-k", "not adapter and not loaded_once and not unloading and not listed_first"]
+        if not given.adapters:
+            command += ["-k", "not adapter and not loaded_once and not unloading and not listed_first"]
         return await asyncio.to_thread(lambda: subprocess.run(command, env=environment, check=False).returncode)
     finally:
         await engine.close()

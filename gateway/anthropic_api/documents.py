@@ -13,7 +13,7 @@ class MessagesPrompt(_Open):
     """A prompt whose tokens are to be counted."""
 
     model: str
-    """As in the OpenAI API: `coder`, `coder-fast`, `coder@17`, the Base's own name, or an outside model."""
+    """As in the OpenAI API: `coder`, `coder-fast`, `coder-auto`, `coder@17`, a Base, or an outside model."""
     messages: list[dict[str, Any]]
     """Messages with text or content blocks."""
     system: str | list[dict[str, Any]] | None = None

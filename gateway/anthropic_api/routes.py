@@ -35,7 +35,7 @@ from gateway.inference.base import Call, Exchange
 from gateway.inference.request import InferenceRequest, parse_request
 from gateway.metrics import GatewayMetrics
 from gateway.middleware import MODEL_LABEL
-from gateway.request_headers import EVENT_STREAM, header_text
+from gateway.request_headers import EVENT_STREAM, compacts_of, header_text, latency_of
 
 router = APIRouter(prefix="/v1/messages", tags=["Anthropic API"], dependencies=[Depends(BEARER)])
 
@@ -104,7 +104,7 @@ async def _answer(request: Request, body: bytes, out: Outgoing) -> None:
     gateway = gateway_of(request)
     caller = await inference_caller(request)
     asked = read_messages_request(body)
-    chat = parse_request("chat.completions", asked.chat_body)
+    chat = parse_request("chat.completions", asked.chat_body, latency_of(header_map(request.scope)))
     call = _call(request, caller, asked, out.request_id)
     async with gateway.inference.exchange(call, chat) as exchange:
         request.scope[MODEL_LABEL] = _label(chat)
@@ -155,6 +155,7 @@ def _call(request: Request, caller: Caller, asked: MessagesRequest, request_id: 
         idempotency_key=header_text(headers, b"idempotency-key"),
         may_train=may_train(headers),
         token_exact=token_exact(headers),
+        compacts=compacts_of(headers),
     )
 
 

@@ -19,7 +19,7 @@ from core.errors import StoreError
 from core.turn import Turn
 from gateway.capture.frames import decode_call, frame_parts
 from gateway.capture.locks import try_lock
-from gateway.capture.position import add_counts
+from gateway.capture.position import Position, add_counts
 from gateway.capture.prepared import PreparedCall, prepare_call, set_aside_form
 from gateway.capture.reader import CORRUPT, JournalReader
 from gateway.capture.record import CapturedCall
@@ -201,6 +201,7 @@ class Drain:
                 raise _Away(reader.position.last_error) from error
             added, links = await self._write_singly(reader, batch)
         for prepared in batch:
+            _count_prompt(reader.position, prepared.turns)
             add_counts(reader.position.failures, prepared.failures)
             add_counts(reader.position.lost, prepared.lost)
         if unreadable:
@@ -294,6 +295,14 @@ class Drain:
             log.warning("store_away", error=f"{type(error).__name__}: {error}")
             return False
         return True
+
+
+def _count_prompt(position: Position, turns: Sequence[Turn]) -> None:
+    """Add what the prefix cache had of one prompt, which all its choices share."""
+    first = turns[0] if turns else None
+    if first is not None and first.usage.cached_tokens is not None:
+        add_counts(position.prompt_tokens, {first.policy: first.usage.prompt_tokens})
+        add_counts(position.cached_tokens, {first.policy: first.usage.cached_tokens})
 
 
 def _is_outage(error: Exception) -> bool:

@@ -28,6 +28,10 @@ class Position(msgspec.Struct, kw_only=True):
     """Calls captured incompletely or not at all, by cause."""
     links: dict[str, int] = {}
     """Turns after an Episode's first, by whether they continue the tokens of an earlier one or why not."""
+    prompt_tokens: dict[str, int] = {}
+    """Policy or Base → tokens of prompts of which the engine said how many its prefix cache had."""
+    cached_tokens: dict[str, int] = {}
+    """Policy or Base → tokens of those prompts that the prefix cache had."""
     last_error: str | None = None
     """Why writing to the store fails at present."""
 

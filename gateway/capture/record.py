@@ -65,6 +65,14 @@ class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     """What the client was told."""
     fallback_from: str | None = None
     """The model that was asked for, where another one answered."""
+    cached_tokens: int | None = None
+    """Tokens of the prompt that the engine's prefix cache had, for records without content."""
+    compacted: bool = False
+    """Older tool results were taken out of the messages of the Turn that this one continues."""
+    version_spans: dict[int, list[tuple[int, int]]] = {}
+    """Choice → version and first token of each run of tokens; empty: ``version`` sampled all."""
+    unproven: bool = False
+    """Weights that were never proven to be a version's may have sampled some of it: it never trains."""
 
     @property
     def keeps_content(self) -> bool:

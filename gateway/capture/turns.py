@@ -49,6 +49,9 @@ class _Choice(msgspec.Struct):
 class _Speculation(msgspec.Struct):
     num_draft_tokens: int = 0
     num_accepted_draft_tokens: int = 0
+    num_spec_steps: int = 0
+    acceptance_histogram: list[int] = []
+    """Steps by the number of draft tokens that they accepted."""
 
 
 class _Metrics(msgspec.Struct):
@@ -151,10 +154,14 @@ def numbers_of(request: dict[str, Any]) -> dict[str, Any]:
 def _counters(call: CapturedCall) -> list[Turn]:
     """Turns without content; what the engine counted for all choices stands in the first."""
     shared = _shared(call, numbers_of(_decode_request(call.request)) if call.request else {})
-    counted = Usage(prompt_tokens=call.prompt_tokens, completion_tokens=call.completion_tokens)
+    counted = Usage(
+        prompt_tokens=call.prompt_tokens,
+        completion_tokens=call.completion_tokens,
+        cached_tokens=call.cached_tokens,
+    )
     return [
         Turn(
-            **shared,
+            **{**shared, "policy_spans": _policy_spans(call, choice)},
             id=turn_id,
             choice=choice,
             content_kept=False,
@@ -216,7 +223,14 @@ def _speculation(metrics: _Metrics | None) -> SpeculationCounts:
     counts = metrics.speculative_decoding if metrics is not None else None
     if counts is None:
         return SpeculationCounts()
-    return SpeculationCounts(drafted=counts.num_draft_tokens, accepted=counts.num_accepted_draft_tokens)
+    histogram = counts.acceptance_histogram
+    return SpeculationCounts(
+        drafted=counts.num_draft_tokens,
+        accepted=counts.num_accepted_draft_tokens,
+        steps=counts.num_spec_steps,
+        # A draft is accepted from its beginning: whoever accepted more tokens accepted this one too.
+        accepted_at=tuple(sum(histogram[position:]) for position in range(1, len(histogram))),
+    )
 
 
 def _shared(call: CapturedCall, request: dict[str, Any]) -> dict[str, Any]:
@@ -225,13 +239,13 @@ def _shared(call: CapturedCall, request: dict[str, Any]) -> dict[str, Any]:
         "index": call.index,
         "tenant_id": call.tenant_id,
         "policy": call.policy,
-        "policy_spans": (PolicySpan(version=call.version),),
         "variant": Variant(call.variant),
         "deployment_id": call.deployment_id,
         "endpoint": call.endpoint,
         "surface": call.surface,
         "stored": call.stored,
         "parent_turn_id": call.parent_turn_id,
+        "compacted": call.compacted,
         "fallback_from": call.fallback_from,
         "sampling": {name: value for name, value in request.items() if name not in _NOT_SAMPLING},
         "timing": Timing(
@@ -243,6 +257,12 @@ def _shared(call: CapturedCall, request: dict[str, Any]) -> dict[str, Any]:
         # When the answer was whole, not when its record is built: order must not depend on the recorder.
         "created_at": call.started_at + call.total_seconds,
     }
+
+
+def _policy_spans(call: CapturedCall, choice: int) -> tuple[PolicySpan, ...]:
+    """Which version sampled which tokens of a choice; a swap of full weights can fall inside an answer."""
+    runs = call.version_spans.get(choice) or [(call.version, 0)]
+    return tuple(PolicySpan(version=version, first_token=first) for version, first in runs)
 
 
 def _messages(endpoint: str, request: dict[str, Any], choices: int) -> list[tuple[Message, ...]]:
@@ -273,7 +293,7 @@ def _turn(
     # The engine counts all choices together: its count of sampled tokens is one choice's only where there is one.
     sampled = usage.completion_tokens if len(call.turn_ids) == 1 else 0
     return Turn(
-        **shared,
+        **{**shared, "policy_spans": _policy_spans(call, choice)},
         id=call.turn_ids[choice],
         choice=choice,
         thread=(call.threads[choice] or None) if choice < len(call.threads) else None,
@@ -286,14 +306,17 @@ def _turn(
         usage=Usage(
             prompt_tokens=len(prompt or ()) or usage.prompt_tokens,
             completion_tokens=len(found.token_ids) or sampled,
-            cached_tokens=_cached_tokens(usage),
+            cached_tokens=_cached_tokens(usage, len(prompt or ()) or usage.prompt_tokens),
         ),
         # A broken answer leaves the key free, so that the repeated request can be recorded whole.
         idempotency_key=call.idempotency_key if whole else None,
-        trainable=call.consent and exact and whole,
+        trainable=call.consent and exact and whole and not call.unproven,
     )
 
 
-def _cached_tokens(usage: _Usage) -> int:
+def _cached_tokens(usage: _Usage, prompt_tokens: int) -> int | None:
+    """What the engine says was cached of a prompt; of several prompts it says a sum."""
     details = usage.prompt_tokens_details
-    return (details.cached_tokens or 0) if details is not None else 0
+    if details is None or details.cached_tokens is None:
+        return None
+    return min(details.cached_tokens, prompt_tokens)

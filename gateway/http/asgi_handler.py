@@ -1,7 +1,8 @@
 """Runs a hot route's handler as a plain ASGI application, for servers without the own protocol class."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
+from typing import Any
 
 import structlog
 
@@ -9,7 +10,7 @@ from core import ids
 from gateway import asgi
 from gateway.asgi import ClientWatch
 from gateway.errors import JSON_HEADER, BodyTooLarge, encode, error_body, error_headers, internal_error_body
-from gateway.http.base import ClientLeft, HotHandler, RawHeaders
+from gateway.http.base import ClientLeft, HotHandler, RawHeaders, Watcher
 
 log = structlog.get_logger(__name__)
 
@@ -31,6 +32,19 @@ class AsgiRequest:
     def left(self) -> bool:
         """Whether the client has closed its connection."""
         return self._watch.left
+
+    @property
+    def slow(self) -> bool:
+        """Never: ``drain`` says."""
+        return False
+
+    def watch(self, watcher: Watcher | None) -> bool:
+        """ASGI sends by coroutines, which only a task can run."""
+        return False
+
+    def go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Nobody watches here."""
+        raise NotImplementedError
 
     def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """Send a whole answer with its length."""
@@ -105,7 +119,9 @@ def asgi_app(handler: HotHandler) -> asgi.AsgiApp:
 
 async def _run(handler: HotHandler, request: AsgiRequest) -> None:
     try:
-        await handler(request)
+        work = handler(request)
+        if work is not None:
+            await work
         if not request.complete and not request.left:
             raise RuntimeError("the handler ended without a whole answer")
     except ClientLeft:

@@ -1,14 +1,40 @@
 """The port between an HTTP server and a hot route's handler."""
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol
 
 RawHeader = tuple[bytes, bytes]
 RawHeaders = Sequence[RawHeader]
 
 
+class HeaderMap(dict[bytes, bytes]):
+    """A request's headers by lower-case name. One object serves all requests of a connection that send the same."""
+
+    __slots__ = ("key_hash", "memo")
+
+    def __init__(self, headers: RawHeaders) -> None:
+        super().__init__(headers)
+        self.key_hash: str | None = None
+        """Of the API key in them, once it has been computed."""
+        self.memo: object = None
+        """What the handler made of them and wants to find again; nothing that depends on content-length."""
+
+
 class ClientLeft(Exception):
     """The client closed its connection before its answer was complete. Never leaves the gateway."""
+
+
+class Watcher(Protocol):
+    """Answers a request without a task of its own, and is told what a task would be told by cancelling or waking it.
+
+    Neither function may raise.
+    """
+
+    def client_left(self) -> None:
+        """The client closed its connection before its answer was complete."""
+
+    def client_reads(self) -> None:
+        """The client has caught up: more may be written."""
 
 
 class IncomingRequest(Protocol):
@@ -52,5 +78,19 @@ class IncomingRequest(Protocol):
     async def drain(self) -> None:
         """Wait until the client has read enough that more may be written."""
 
+    @property
+    def slow(self) -> bool:
+        """Whether the client reads too slowly for more to be written."""
 
-HotHandler = Callable[[IncomingRequest], Awaitable[None]]
+    def watch(self, watcher: Watcher | None) -> bool:
+        """Let the handler return before the answer is complete; None: no more. False: this server cannot.
+
+        While a task of the handler's runs, that is cancelled and the watcher is not told.
+        """
+
+    def go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of the handler as a task, which is dropped if the client leaves before its first step."""
+
+
+HotHandler = Callable[[IncomingRequest], Coroutine[Any, Any, None] | None]
+"""Answers a request, or begins to: what it returns is run as a task, and for None it has answered or watches."""

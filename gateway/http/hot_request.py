@@ -1,21 +1,19 @@
 """One request on a hot route, answered straight into the connection's transport."""
 
 import asyncio
-from collections.abc import Mapping
-from typing import Final, Protocol
+from collections.abc import Coroutine, Mapping
+from typing import Any, Final, Protocol
 
 from uvicorn.protocols.http import httptools_impl
 from uvicorn.protocols.http.flow_control import FlowControl
 
 from core.errors import HoneError
-from gateway.http.base import HotHandler, RawHeaders
+from gateway.http.base import HotHandler, RawHeaders, Watcher
 
 _STATUS_LINES: Final = {status: line.rstrip(b"\r\n") for status, line in httptools_impl.STATUS_LINE.items()}
 _CLOSE: Final = b"connection: close"
 _CHUNKED: Final = b"transfer-encoding: chunked"
 _BODILESS: Final = frozenset({204, 304})
-_LF: Final = 10
-_CR: Final = 13
 
 
 class Connection(Protocol):
@@ -29,6 +27,9 @@ class Connection(Protocol):
 
     def on_response_complete(self) -> None:
         """The next request may be answered."""
+
+    def run(self, request: "HotRequest", work: Coroutine[Any, Any, None]) -> None:
+        """Run the rest of a request's handler as a task."""
 
 
 class HotRequest:
@@ -53,6 +54,7 @@ class HotRequest:
         "running",
         "started",
         "task",
+        "watcher",
     )
 
     def __init__(
@@ -82,6 +84,21 @@ class HotRequest:
         self.started = False
         self.response_complete = False
         self.task: asyncio.Task[None] | None = None
+        self.watcher: Watcher | None = None
+
+    @property
+    def slow(self) -> bool:
+        """See ``IncomingRequest``."""
+        return self._connection.flow.write_paused
+
+    def watch(self, watcher: Watcher | None) -> bool:
+        """See ``IncomingRequest``."""
+        self.watcher = watcher
+        return True
+
+    def go_on(self, work: Coroutine[Any, Any, None]) -> None:
+        """See ``IncomingRequest``."""
+        self._connection.run(self, work)
 
     def answer(self, status: int, headers: RawHeaders, body: bytes) -> None:
         """Send a whole answer with its length in one write."""
@@ -133,6 +150,9 @@ class HotRequest:
         # A task that is cancelled before its first step does not run at all, not even to say that it has ended.
         if self.task is not None and self.running:
             self.task.cancel()
+        elif self.watcher is not None:
+            watcher, self.watcher, self.body = self.watcher, None, b""
+            watcher.client_left()
 
     def break_off(self) -> None:
         """Close the connection without the end mark, so that the client sees an incomplete answer."""
@@ -142,18 +162,23 @@ class HotRequest:
     def _head(self, status: int, headers: RawHeaders) -> list[bytes]:
         if self.started:
             raise RuntimeError("an answer has been started already")
-        own = [*map(b": ".join, headers)]
-        text = b"".join(own)
-        if _LF in text or _CR in text:
+        own = b"\r\n".join(map(b": ".join, headers))
+        breaks = max(0, len(headers) - 1)
+        if own.count(b"\n") != breaks or own.count(b"\r") != breaks:
             raise ValueError("a header of the answer holds a line break")
         self.started = True
-        lines = [_STATUS_LINES[status] + self._connection.default_head(), *own]
+        lines = [_STATUS_LINES[status] + self._connection.default_head()]
+        if own:
+            lines.append(own)
         if not self.keep_alive:
             lines.append(_CLOSE)
         return lines
 
     def _complete(self) -> None:
         self.response_complete = True
+        self.watcher = None
+        # An idle connection remembers its last request: that must not keep a large body in memory.
+        self.body = b""
         if self.left:
             return
         if not self.keep_alive and self.refusal is None:

@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import contextvars
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, Final, cast
 
 import httptools
@@ -17,10 +17,11 @@ from uvicorn.server import ServerState
 from core import ids
 from core.errors import EngineUnavailable, HoneError, InvalidRequest
 from gateway.asgi import MAX_BODY_BYTES
-from gateway.errors import JSON_HEADER, BodyTooLarge, encode, error_body, error_headers, internal_error_body
-from gateway.http.base import ClientLeft, HotHandler
-from gateway.http.errors import HeadTooLarge, RequestTimedOut
+from gateway.errors import JSON_HEADER, encode, error_body, error_headers, internal_error_body
+from gateway.http.base import ClientLeft, HeaderMap, HotHandler
+from gateway.http.errors import body_too_large, head_too_large, request_timed_out
 from gateway.http.hot_request import HotRequest
+from gateway.http.known_head import KnownHead, learn
 
 log = structlog.get_logger(__name__)
 
@@ -29,6 +30,7 @@ MAX_HEADER_BYTES: Final = 64 * 1024
 REQUEST_READ_SECONDS: Final = 60.0
 _LINGER_SECONDS: Final = 2.0
 """A refused client may go on sending for so long; closing at once would destroy the answer on its way."""
+_MOST_LESSONS: Final = 3  # heads to be learned: a client that sends another one each time teaches nothing
 _CONTINUE: Final = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -37,7 +39,7 @@ class _Refused(Exception):
 
 
 class HotProtocol(HttpToolsProtocol):
-    """One client connection. Subclasses made by ``hot_protocol`` carry the routes and the limits.
+    """One client connection. Subclasses made by ``gateway.http.bound.hot_protocol`` carry the routes and the limits.
 
     Requests are answered in the order of their arrival, hot and ASGI ones alike. ``cycle`` is the newest request,
     ``_turn`` the one that may be answered now, ``pipeline`` holds those between. A client that closes its sending
@@ -49,10 +51,13 @@ class HotProtocol(HttpToolsProtocol):
         "_body_bytes",
         "_default_head",
         "_default_headers",
+        "_due",
         "_expects_continue",
         "_idle_since",
         "_in_body",
         "_in_head",
+        "_known",
+        "_lessons",
         "_longest_head",
         "_partial_head_bytes",
         "_parts",
@@ -93,6 +98,10 @@ class HotProtocol(HttpToolsProtocol):
         self._turn: HotRequest | RequestResponseCycle | None = None
         self._receiving: HotRequest | None = None
         """The hot request whose body is not complete."""
+        self._due: HotRequest | None = None
+        """The hot request whose handler is to be started."""
+        self._known: KnownHead | None = None
+        self._lessons = _MOST_LESSONS
         self._parts: list[bytes] = []
         self._body_bytes = 0
         """Of what is being received."""
@@ -108,8 +117,6 @@ class HotProtocol(HttpToolsProtocol):
         self._read_timer: asyncio.TimerHandle | None = None
         self._default_headers: list[tuple[bytes, bytes]] | None = None
         self._default_head = b""
-
-    # The connection
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Bound the wait for the first byte."""
@@ -145,6 +152,12 @@ class HotProtocol(HttpToolsProtocol):
         if self._refused or self.parser is None:
             return
         self._idle_since = None
+        known = self._known
+        if known is not None and not self._in_head and self._receiving is None and self.cycle.response_complete:
+            body = known.body_of(data, self.max_body_bytes)
+            if body is not None:
+                self._take_known(known, body)
+                return
         if self._turn is None:
             self._unset_keepalive_if_required()
         in_head = self._in_head
@@ -153,23 +166,40 @@ class HotProtocol(HttpToolsProtocol):
             self.parser.feed_data(data)
         except httptools.HttpParserError as error:
             self._refuse(self._refusal or InvalidRequest(f"the request is not valid HTTP: {error}"))
+            self._start_due()
             return
         except httptools.HttpParserUpgrade:
-            self._on_upgrade()
+            if self._should_upgrade():
+                self.handle_websocket_upgrade()
+            else:
+                self._unsupported_upgrade_warning()
+            self._start_due()
             return
+        # Not inside of the parser: an answer may be given at once, and with it the turn of the next request.
+        if self._lessons and self._due is not None and not in_head:
+            self._learn(data, self._due)
+        self._start_due()
         if self._in_head or self._receiving is not None:
             self._wait_for_rest(len(data) if in_head and self._in_head else 0)
 
-    def _on_upgrade(self) -> None:
-        if self._should_upgrade():
-            self.handle_websocket_upgrade()
-        else:
-            self._unsupported_upgrade_warning()
+    def _learn(self, data: bytes, request: HotRequest) -> None:
+        """Remember the head of a request that came alone and whole."""
+        handler, headers, alone = request.handler, request.headers, not self._in_head and request.keep_alive
+        self._lessons -= 1
+        if handler is not None and isinstance(headers, HeaderMap) and alone and self.limit_concurrency is None:
+            self._known = learn(data, request.body, handler=handler, path=request.path, headers=headers)
+
+    def _take_known(self, known: KnownHead, body: bytes) -> None:
+        """A whole request that needs no parser."""
+        self._turn = request = HotRequest(self, known.handler, known.path, known.headers, keep_alive=True)
+        request.body, request.received = body, True
+        self.cycle = cast(RequestResponseCycle, request)
+        self._start(request)
 
     def _wait_for_rest(self, more_head_bytes: int) -> None:
         self._partial_head_bytes += more_head_bytes
         if self._partial_head_bytes > self.max_header_bytes:
-            self._refuse(self._head_too_large())
+            self._refuse(head_too_large(self.max_headers, self.max_header_bytes))
             return
         request = self._receiving
         if request is not None:
@@ -190,12 +220,7 @@ class HotProtocol(HttpToolsProtocol):
         self._read_timer = None
         if self.transport.is_closing() or not (self._in_head or self._receiving is not None):
             return
-        self._refuse(
-            RequestTimedOut(
-                f"the request did not arrive within {self.request_read_seconds:g} s",
-                hint="send it faster or raise gateway.request_read_seconds",
-            )
-        )
+        self._refuse(request_timed_out(self.request_read_seconds))
 
     # Parser callbacks
 
@@ -220,8 +245,8 @@ class HotProtocol(HttpToolsProtocol):
         # Until the request is routed it counts as head: a refusal of it is no business of the one before.
         parser, headers = self.parser, self.headers
         if len(headers) > self.max_headers or self._head_is_too_long():
-            raise self._refused_for(self._head_too_large())
-        found = dict(headers)
+            raise self._refused_for(head_too_large(self.max_headers, self.max_header_bytes))
+        found = HeaderMap(headers)
         keep_alive = parser.should_keep_alive()
         # Only HTTP/1.1 keeps a connection without being told to; the parser is slow to say the version.
         modern = (keep_alive and b"connection" not in found) or parser.get_http_version() == "1.1"
@@ -255,7 +280,7 @@ class HotProtocol(HttpToolsProtocol):
         self._parts.append(body)
         self._body_bytes += len(body)
         if self._body_bytes > self.max_body_bytes:
-            raise self._refused_for(self._body_too_large())
+            raise self._refused_for(body_too_large(self.max_body_bytes))
 
     def on_message_complete(self) -> None:
         """A hot request has arrived whole: its handler runs as soon as it is its turn."""
@@ -269,10 +294,9 @@ class HotProtocol(HttpToolsProtocol):
         request.body = parts[0] if len(parts) == 1 else b"".join(parts)
         parts.clear()
         request.received = True
-        if self._read_timer is not None:
-            self._stop_read_timer()
+        self._stop_read_timer()
         if self._turn is request:
-            self._run_soon(request)
+            self._due = request
 
     def _head_is_too_long(self) -> bool:
         if self._longest_head <= self.max_header_bytes:
@@ -292,7 +316,7 @@ class HotProtocol(HttpToolsProtocol):
     def _check_limits(self, found: Mapping[bytes, bytes]) -> None:
         length = found.get(b"content-length", b"")
         if length.isdigit() and int(length) > self.max_body_bytes:
-            raise self._refused_for(self._body_too_large())
+            raise self._refused_for(body_too_large(self.max_body_bytes))
         limit = self.limit_concurrency
         if limit is not None and (len(self.connections) >= limit or len(self.tasks) >= limit):
             raise self._refused_for(EngineUnavailable("too many requests at once", hint="try again in a second"))
@@ -312,20 +336,41 @@ class HotProtocol(HttpToolsProtocol):
         if request.refusal is not None:
             self._answer_refusal(request)
         elif request.received:
-            self._run_soon(request)
+            self.loop.call_soon(self._start, request)
         else:
             self._wait_for_rest(0)
 
-    def _run_soon(self, request: HotRequest) -> None:
+    def _start_due(self) -> None:
+        request, self._due = self._due, None
+        if request is not None:
+            self._start(request)
+
+    def _start(self, request: HotRequest) -> None:
+        """Run the handler; what it leaves to be awaited becomes a task."""
+        if (handler := request.handler) is None or request.left:
+            return
+        try:
+            work = handler(request)
+        except Exception as error:  # noqa: BLE001 - a fault in a handler must not take the connection's order with it
+            self._on_crash(request, error)
+            return
+        if work is not None:
+            self.run(request, work)
+
+    def run(self, request: HotRequest, work: Coroutine[Any, Any, None]) -> None:
+        """Run a handler's work as a task; the client's leaving cancels it."""
         context = contextvars.Context() if self.config.reset_contextvars else None
-        request.task = task = asyncio.Task(self._run(request), loop=self.loop, name="hot-request", context=context)
+        task = asyncio.Task(self._run(request, work), loop=self.loop, name="hot-request", context=context)
+        request.task = task
         self.tasks.add(task)
 
-    async def _run(self, request: HotRequest) -> None:
+    async def _run(self, request: HotRequest, work: Coroutine[Any, Any, None]) -> None:
         request.running = True
         try:
-            if request.handler is not None and not request.left:
-                await request.handler(request)
+            if request.left:
+                work.close()
+            else:
+                await work
         except asyncio.CancelledError:
             if not request.left and not request.response_complete:
                 request.break_off()
@@ -339,11 +384,17 @@ class HotProtocol(HttpToolsProtocol):
             if not request.response_complete and not request.left:
                 self._on_crash(request, RuntimeError("the handler ended without a whole answer"))
         finally:
-            # An idle connection remembers its last request: that must not keep a large body in memory.
             request.body = b""
             if request.task is not None:
                 self.tasks.discard(request.task)
                 request.task = None
+
+    def resume_writing(self) -> None:
+        """The client has caught up."""
+        super().resume_writing()
+        turn = self._turn
+        if isinstance(turn, HotRequest) and turn.watcher is not None:
+            turn.watcher.client_reads()
 
     def _on_crash(self, request: HotRequest, error: Exception) -> None:
         request_id = ids.new_id(ids.REQUEST)
@@ -391,15 +442,6 @@ class HotProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(rest, self.timeout_keep_alive_handler)
 
     # Refusals
-
-    def _head_too_large(self) -> HoneError:
-        return HeadTooLarge(
-            f"the request has more than {self.max_headers} headers or {self.max_header_bytes} bytes of them",
-            hint="send fewer and shorter headers",
-        )
-
-    def _body_too_large(self) -> HoneError:
-        return BodyTooLarge(f"the body is longer than {self.max_body_bytes} bytes", hint="send a shorter request")
 
     def _refused_for(self, error: HoneError) -> _Refused:
         self._refusal = error
@@ -456,35 +498,3 @@ class HotProtocol(HttpToolsProtocol):
             self._default_headers = headers
             self._default_head = b"".join([b"\r\n%b: %b" % header for header in headers])
         return self._default_head
-
-
-def _count_nothing(_status: int) -> None:
-    """For servers without metrics."""
-
-
-def hot_protocol(
-    handlers: Mapping[bytes, HotHandler],
-    *,
-    max_body_bytes: int = MAX_BODY_BYTES,
-    max_headers: int = MAX_HEADERS,
-    max_header_bytes: int = MAX_HEADER_BYTES,
-    request_read_seconds: float = REQUEST_READ_SECONDS,
-    on_refused: Callable[[int], None] | None = None,
-) -> type[HotProtocol]:
-    """The class to hand to ``uvicorn.Config(http=…)``.
-
-    ``handlers``: path → handler of its POST requests. ``on_refused`` is told the status of every answer with which
-    the protocol itself refuses a request (400, 408, 413, 431, 503), on any route: no handler sees that request.
-    """
-    return type(
-        "BoundHotProtocol",
-        (HotProtocol,),
-        {
-            "routes": {path: (handler, path.decode("latin-1")) for path, handler in handlers.items()},
-            "on_refused": staticmethod(_count_nothing if on_refused is None else on_refused),
-            "max_body_bytes": max_body_bytes,
-            "max_headers": max_headers,
-            "max_header_bytes": max_header_bytes,
-            "request_read_seconds": request_read_seconds,
-        },
-    )

@@ -29,6 +29,9 @@ class Call:
     """Whether earlier answers go back to the model as their sampled ids; None: as configured. Without a grant to
     train it changes nothing."""
 
+    compacts: str | None = None
+    """The Turn that this call continues with older tool results taken out of its messages."""
+
     @property
     def consent(self) -> bool:
         """Whether what is said may train."""

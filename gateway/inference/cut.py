@@ -1,4 +1,4 @@
-"""Cuts token ids and log-probs out of a whole answer without decoding it: most of its bytes are theirs.
+"""Cuts token ids and log-probs out of an answer without decoding it: most of its bytes are theirs.
 
 Only for answers of one choice, as vLLM writes them: in this order and without spaces; anything else is left to the
 decoder. Names are searched with their quotes: inside a JSON string a quote is escaped, so nothing that was said can
@@ -8,6 +8,8 @@ be taken for a field.
 import re
 from typing import Final, NamedTuple
 
+_DELTA: Final = b'"delta":{'
+_USAGE: Final = b'"usage":{'
 _MESSAGE: Final = b'"message":{'
 _LOGPROBS: Final = b',"logprobs":{'
 _FINISH: Final = b',"finish_reason":'
@@ -55,3 +57,22 @@ def cut_whole(body: bytes) -> Cut | None:
     )
     said = body[message + len(_MESSAGE) - 1 : logprobs]
     return Cut(b"".join(parts), said, int(usage[1]), int(usage[2]))
+
+
+def cut_chunk(data: bytes) -> tuple[bytes, bytes] | None:
+    """One event of a stream with log-probs and token ids nulled, and the JSON of its delta.
+
+    None for any other event than one with a part of the answer alone. Only for an answer of one choice.
+    """
+    delta = data.find(_DELTA) + len(_DELTA) - 1
+    logprobs = data.find(_LOGPROBS, delta)
+    finish = data.find(_FINISH, logprobs)
+    ids = data.find(_TOKEN_IDS, finish)
+    end = data.find(b"]", ids)
+    if not len(_DELTA) <= delta < logprobs < finish < ids < end or _PROMPT_IDS in data or _USAGE in data:
+        return None
+    said = data[delta:logprobs]
+    if said == b"{}":
+        return None
+    ids += len(_TOKEN_IDS) - 1
+    return b"%b%b%bnull%b" % (data[:logprobs], _NULLED_LOGPROBS, data[finish:ids], data[end + 1 :]), said

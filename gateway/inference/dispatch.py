@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import replace
 from functools import partial
 
@@ -15,17 +15,20 @@ from core.errors import (
     EngineUnavailable,
     HoneError,
     InvalidRequest,
-    ModelNotFound,
     RateLimited,
-    VersionNotServed,
 )
 from core.variant import ModelName, Variant, parse_model_name
+from gateway.capture.record import CapturedCall
 from gateway.episodes import HeldEpisode
 from gateway.inference.exact import Continuation
+from gateway.inference.exchange import EngineExchange
 from gateway.inference.fallbacks import delay, next_attempt, plan_attempts, retry_after_of
 from gateway.inference.request import INJECTED_FIELDS, CapturePlan, Endpoint, InferenceRequest, engine_body
+from gateway.inference.routes import Routes
 from gateway.inference.splice import FallbackCause
-from gateway.inference.target import Sent, Target
+from gateway.inference.swap_wait import SwapWait
+from gateway.inference.target import Begun, Sent, Target
+from gateway.inference.weight_spans import settle_spans
 from gateway.metrics import GatewayMetrics
 from gateway.outside.models import OutsideModels
 from gateway.routing import Routing
@@ -39,6 +42,7 @@ _ENGINE_PATHS: dict[Endpoint, str] = {
     "chat.completions": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
+_PROMPTS: dict[Endpoint, str] = {"chat.completions": "messages", "completions": "prompt"}
 _REFUSED = (400, 422)
 _OK = 200
 TRANSIENT = (EngineError, RateLimited)
@@ -61,6 +65,8 @@ class Dispatch:
         self._retries = config.gateway.retries
         self._outside = outside
         self._routing = routing
+        self._routes = Routes(config=config, routing=routing)
+        self._swaps = SwapWait(routing=routing, metrics=metrics, longest_seconds=config.gateway.swap_wait_seconds)
         self._upstream = upstream
         self._metrics = metrics
 
@@ -71,16 +77,55 @@ class Dispatch:
         plan: CapturePlan,
         exact: Continuation | None,
         may_use: Callable[[str], bool],
+        begun: Begun | None = None,
     ) -> Sent:
         """The first successful response, of the model that was asked for or of a fallback that the caller may use.
 
         Raises what is wrong with the request, EngineUnavailable when nobody that holds the version answers, and
-        what the routing table raises; of several failures the last one.
+        what the routing table raises; of several failures the last one. ``begun``: what ``begin`` gave.
         """
         try:
+            if begun is not None:
+                return await self._go_on(request, held, begun, plan, exact)
             return await self._attempt(request, request.model_text, request.model, held, plan, exact)
         except TRANSIENT as error:
             return await self._attempt_again(request, held, plan, exact, may_use, error)
+
+    def begin(self, request: InferenceRequest, held: HeldEpisode, plan: CapturePlan) -> Begun | None:
+        """Write the request to a replica without waiting; None: only ``send`` can tell what becomes of it.
+
+        Either ``close`` must follow or ``send``.
+        """
+        name = request.model_text
+        if "/" in name and self._outside.knows(name):
+            return None
+        try:
+            route = self._routes.first(request, request.model, held)
+            target = self._target(request, route, plan)
+            if target.url is None:
+                return None
+            body = engine_body(request, target.engine_model_json, target.plan)
+            response = self._upstream.begin(b"POST", target.url, body)
+        except (HoneError, Unreachable):
+            return None
+        if response is None:
+            return None
+        self._begins(target)
+        return Begun(route, target, body, response)
+
+    async def _go_on(
+        self,
+        request: InferenceRequest,
+        held: HeldEpisode,
+        begun: Begun,
+        plan: CapturePlan,
+        exact: Continuation | None,
+    ) -> Sent:
+        target = begun.target
+        try:
+            return await self._counted(self._ask(request, target, target.plan, begun), target)
+        except Unreachable as error:
+            return await self._try_others(request, request.model, held, begun.route, plan, exact, error)
 
     async def _attempt_again(
         self,
@@ -105,6 +150,8 @@ class Dispatch:
                 await asyncio.sleep(delay(failed.number, retry_after_of(error), random.random))
             self._metrics.engine_retries.inc()
             log.warning("attempt_failed", model=failed.model, next=attempt.model, error=error.message)
+            # A replica that has just failed is none to stay with.
+            held.last_deployment = None
             try:
                 model = parse_model_name(attempt.model)
                 sent = await self._attempt(request, attempt.model, model, held, plan, exact)
@@ -151,7 +198,19 @@ class Dispatch:
         except Unreachable as error:
             raise EngineUnavailable(f"'{name}' does not answer: {error}") from error
 
-    def close(self, sent: Sent) -> None:
+    def settle_spans(self, captured: CapturedCall, exchange: EngineExchange) -> None:
+        """Write into a record which versions of full weights sampled it."""
+        now = self._routing.deployment(exchange.target.deployment_id)
+        settle_spans(captured, exchange.target, exchange.labels, now)
+
+    def _begins(self, target: Target) -> None:
+        """A request is on its way to a replica."""
+        self._routing.in_flight.began(target.deployment_id)
+        if target.variant_reason is not None:
+            code = target.variant_reason.partition(";")[0]
+            self._metrics.variant_reasons.labels(target.variant, code).inc()
+
+    def close(self, sent: Sent | Begun) -> None:
         """The answer has ended, or is wanted no more."""
         sent.response.close()
         self._routing.in_flight.ended(sent.target.deployment_id)
@@ -164,16 +223,17 @@ class Dispatch:
         plan: CapturePlan,
         exact: Continuation | None,
     ) -> Sent:
-        route = self._first_route(model, held)
+        route = await self._swaps.route(model, lambda: self._routes.first(request, model, held))
         try:
             return await self._try_route(request, route, plan, exact)
         except Unreachable as error:
-            return await self._try_others(request, model, route, plan, exact, error)
+            return await self._try_others(request, model, held, route, plan, exact, error)
 
     async def _try_others(
         self,
         request: InferenceRequest,
         model: ModelName,
+        held: HeldEpisode,
         route: Route,
         plan: CapturePlan,
         exact: Continuation | None,
@@ -185,7 +245,7 @@ class Dispatch:
             failed.add(route.deployment.id)
             self._metrics.engine_retries.inc()
             log.warning("replica_unreachable", deployment_id=route.deployment.id, error=str(error))
-            route = self._other_route(model, route, failed, error)
+            route = self._routes.other(request, model, held, route, failed)
             try:
                 return await self._try_route(request, route, plan, exact)
             except Unreachable as another:
@@ -203,7 +263,9 @@ class Dispatch:
         self, request: InferenceRequest, target: Target, route: Route, exact: Continuation
     ) -> Sent:
         """Ask with the ids of earlier answers; where the engine refuses them, as if there were none."""
-        with_ids = await exact.applied_to(target, url=route.deployment.url, base=route.deployment.base)
+        with_ids = await exact.applied_to(
+            target, url=route.deployment.url, base=route.deployment.base, room=route.max_model_len
+        )
         try:
             return await self._try(request, with_ids)
         except InvalidRequest:
@@ -212,32 +274,12 @@ class Dispatch:
             exact.fell_back(FallbackCause.ENGINE_REFUSED)
             return await self._try(request, target)
 
-    def _first_route(self, model: ModelName, held: HeldEpisode) -> Route:
-        wanted = None if model.version is not None else held.wanted_version(model)
-        if wanted is None:
-            return self._routing.resolve(model)
-        try:
-            return self._routing.resolve(model, pinned_version=wanted)
-        except (VersionNotServed, ModelNotFound):
-            # A conversation outlives the version that it began with; a pinned Episode does not.
-            if held.pinned is not None and held.pinned[0] == model.name:
-                raise
-            return self._routing.resolve(model)
-
-    def _other_route(self, model: ModelName, route: Route, failed: set[str], error: Unreachable) -> Route:
-        try:
-            return self._routing.resolve(model, pinned_version=route.version, exclude=failed)
-        except HoneError as other:
-            raise EngineUnavailable(
-                f"no replica that holds '{route.policy}' version {route.version} answers",
-                hint="try again in a few seconds",
-            ) from (other if other.status < 500 else error)
-
     def _target(self, request: InferenceRequest, route: Route, plan: CapturePlan) -> Target:
         key = (request.endpoint, plan)
         known = route.memo.get(key)
         if isinstance(known, Target):
             return known
+        url = route.deployment.url + _ENGINE_PATHS[request.endpoint]
         target = Target(
             policy=route.policy,
             version=route.version,
@@ -245,31 +287,43 @@ class Dispatch:
             deployment_id=route.deployment.id,
             engine_model=route.engine_model,
             public_model=route.public_model,
+            weights=route.weights,
+            variant_reason=route.reason,
             plan=plan,
-            send=partial(self._upstream.send, b"POST", route.deployment.url + _ENGINE_PATHS[request.endpoint]),
+            send=partial(self._upstream.send, b"POST", url),
+            url=url,
         )
         route.memo[key] = target
         return target
 
     async def _try(self, request: InferenceRequest, target: Target) -> Sent:
-        self._routing.in_flight.began(target.deployment_id)
+        self._begins(target)
+        return await self._counted(self._ask(request, target, target.plan), target)
+
+    async def _counted(self, asking: Coroutine[None, None, Sent], target: Target) -> Sent:
         try:
-            return await self._ask(request, target, target.plan)
+            return await asking
         except BaseException:
             self._routing.in_flight.ended(target.deployment_id)
             raise
 
-    async def _ask(self, request: InferenceRequest, target: Target, plan: CapturePlan | None) -> Sent:
+    async def _ask(
+        self, request: InferenceRequest, target: Target, plan: CapturePlan | None, begun: Begun | None = None
+    ) -> Sent:
         """Send with what ``plan`` adds, and without it where the engine refuses that."""
-        response = await target.send(engine_body(request, target.engine_model_json, plan))
+        if begun is not None and target.url is not None:
+            response = await self._upstream.send(b"POST", target.url, begun.body, begun=begun.response)
+        else:
+            response = await target.send(engine_body(request, target.engine_model_json, plan))
         if response.status == _OK:
             return Sent(target, response, await _first_bytes(response, stream=request.stream))
+        status = response.status
         async with response:
             body = await response.read()
-        if plan is not None and response.status in _REFUSED and _names_injected_field(body):
+        if plan is not None and status in _REFUSED and _names_injected_field(body):
             self._metrics.capture_failures.labels("engine_refused_fields").inc()
             return await self._ask(request, target, None)
-        raise engine_error(response.status, body, response.headers)
+        raise engine_error(status, body, response.headers, prompt=_PROMPTS[request.endpoint])
 
 
 async def _first_bytes(response: UpstreamResponse, *, stream: bool) -> bytes:

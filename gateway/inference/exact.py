@@ -26,6 +26,7 @@ from core.errors import EngineError
 from core.turn import Turn
 from gateway.episodes import HeldEpisode
 from gateway.inference.base import Call
+from gateway.inference.context import check_prompt
 from gateway.inference.request import InferenceRequest, engine_body
 from gateway.inference.sampled import answer_of, answers_of
 from gateway.inference.splice import Answered, FallbackCause, Misfit, Tokens, common_suffix, continued, spliced
@@ -209,8 +210,11 @@ class Continuation:
     threads: list[str] = field(default_factory=list)
     """Per choice: digest of the conversation with its answer, once it is known."""
 
-    async def applied_to(self, target: Target, *, url: str, base: str) -> Target:
-        """The target, asked with ids; the same one where that cannot be."""
+    async def applied_to(self, target: Target, *, url: str, base: str, room: int | None = None) -> Target:
+        """The target, asked with ids; the same one where that cannot be.
+
+        Raises ContextLengthExceeded where the ids and the answer are more than ``room`` tokens.
+        """
         self.rendered = self.continues = None
         if not self.thread.answered:
             return target
@@ -226,6 +230,8 @@ class Continuation:
             self.fell_back(FallbackCause.FAILED)
             log.exception("exact_failed", episode_id=self.held.id, error=repr(error))
             return target
+        if room is not None:
+            check_prompt(self.request, len(ids), room)
         return replace(target, send=partial(self.parts.send_ids, target, ids))
 
     def fell_back(self, cause: FallbackCause) -> None:

@@ -16,6 +16,7 @@ from gateway.inference.request import InferenceRequest
 from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
 from gateway.inference.stream import DONE, EventSplitter, event_data, frame, with_data
 from gateway.inference.target import Sent
+from gateway.inference.weight_spans import Labels, corrected, first_version, labels_of_event, without_labels
 from gateway.limits.base import Admission
 from gateway.metrics import GatewayMetrics
 from gateway.upstream.errors import stream_error
@@ -24,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 _MOST_TURN_IDS_SHOWN = 128
 """Clients bound the size of a header; a list of prompts can have more answers than this."""
-_TAIL_SECONDS = 1.0
+TAIL_SECONDS = 1.0
 UNREADABLE = (msgspec.DecodeError, RecursionError)
 """What JSON decoding raises for other text than JSON, and for JSON that is nested too deeply."""
 _PREFIX = b"data: "
@@ -39,16 +40,19 @@ class EngineExchange:
         "_first",
         "_rewriter",
         "_sent",
+        "_splitter",
         "admission",
         "answered",
         "broken",
         "call",
         "clock",
+        "ended",
         "events_seen",
         "first_event_at",
         "held",
         "index",
         "keeps_content",
+        "labels",
         "metrics",
         "payloads",
         "request",
@@ -91,8 +95,13 @@ class EngineExchange:
         self.answered = False
         """Something of the answer has reached this side, so there is a Turn."""
         self.events_seen = 0
+        self.ended = False
+        """A stream's end mark has come, or what stands in its place."""
         self._failure: HoneError | None = None
+        self._splitter: EventSplitter | None = None
         self._rewriter = AnswerRewriter(target, single=request.choices == 1)
+        self.labels: Labels | None = None
+        """What the engine said of its weights, where they are full weights of a Policy."""
         self._sent: list[bytes] | None = None if call.idempotency_key is None else []
 
     @property
@@ -108,8 +117,12 @@ class EngineExchange:
     @property
     def headers(self) -> list[RawHeader]:
         """``x-hone-…`` and ``x-ratelimit-…`` headers for the client."""
+        headers = self.target.headers
+        if self.labels is not None:
+            version = first_version(self.target, self.labels)
+            headers = [(b"x-hone-policy-version", b"%d" % version), *headers[1:]]
         return [
-            *self.target.headers,
+            *headers,
             (b"x-hone-episode-id", self.held.id.encode()),
             (b"x-hone-turn-id", ",".join(self.turn_ids[:_MOST_TURN_IDS_SHOWN]).encode()),
             *self.admission.headers,
@@ -121,15 +134,28 @@ class EngineExchange:
         return self._rewriter.messages
 
     @property
+    def deltas(self) -> dict[bytes, list[bytes | msgspec.Raw]] | None:
+        """Choice, as it stands in the JSON → the pieces of its message; None: only ``payloads`` have them."""
+        return self._rewriter.deltas
+
+    @property
     def sent(self) -> bytes | None:
         """All that the client was sent, where the request may be repeated."""
         return None if self._sent is None else b"".join(self._sent)
 
     async def whole(self) -> bytes:
         """The answer's JSON as the client may see it. Raises EngineError."""
+        return self.complete()
+
+    def complete(self) -> bytes:
+        """As ``whole``: everything has arrived before the exchange is made."""
         body = self._first
         try:
+            if self.target.weights is not None:
+                body, self.labels = without_labels(body)
             seen = self._rewriter.answer(body)
+            if self.labels is not None:
+                seen = corrected(seen, self.target, self.labels)
         except UNREADABLE as error:
             raise EngineError(f"the engine's answer cannot be read: {error}") from error
         if self.keeps_content:
@@ -152,35 +178,57 @@ class EngineExchange:
 
         Raises EngineError when the engine breaks off; what came before has been given out then.
         """
-        self.broken = CANCELLED
-        splitter = EventSplitter()
-        response, data, ended = self.response, self._first, False
+        data: bytes | None = self._first
         try:
-            while not ended:
-                pieces: list[bytes] = []
-                ended = self._take(splitter.feed(data), pieces)
-                if ended and self._failure is None:
-                    # A client closes its connection at the end mark: from here on that is no cancellation.
-                    self.broken = None
-                if pieces:
-                    piece = b"".join(pieces)
-                    if self._sent is not None:
-                        self._sent.append(piece)
+            while True:
+                piece = self.feed(data)
+                if piece:
                     yield piece
-                if not ended:
-                    data = await response.next()
-                    if not data:
-                        raise EngineError("the engine ended the stream before its end mark")
-            if self._failure is not None:
-                raise self._failure
+                if self.ended:
+                    self.check()
+                    return
+                data = await self.response.next()
         except HoneError:
-            self.broken = ENGINE_FAILED
-            self.metrics.stream_failures.inc()
+            self.fail()
             raise
+
+    def feed(self, data: bytes | None) -> bytes:
+        """What the client may see of the next bytes of a stream; empty ``data``: there are no more.
+
+        ``ended`` is true after the last of them; then ``check`` is to be called. Raises EngineError when the engine
+        ended without an end mark; ``fail`` is to be called then.
+        """
+        if not data:
+            raise EngineError("the engine ended the stream before its end mark")
+        splitter = self._splitter
+        if splitter is None:
+            self.broken = CANCELLED
+            splitter = self._splitter = EventSplitter()
+        pieces: list[bytes] = []
+        if self._take(splitter.feed(data), pieces):
+            self.ended = True
+            if self._failure is None:
+                # A client closes its connection at the end mark: from here on that is no cancellation.
+                self.broken = None
+        piece = b"".join(pieces)
+        if piece and self._sent is not None:
+            self._sent.append(piece)
+        return piece
+
+    def check(self) -> None:
+        """Raise what the engine put into the stream instead of an end."""
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self) -> None:
+        """Note that the engine broke the stream off."""
+        self.broken = ENGINE_FAILED
+        self.metrics.stream_failures.inc()
 
     def _take(self, events: list[bytes], pieces: list[bytes]) -> bool:
         """Put what the client may see of ``events`` into ``pieces``; whether the stream has ended, well or badly."""
         rewriter, kept = self._rewriter, self.payloads if self.keeps_content else None
+        follows_weights = self.target.weights is not None
         for event in events:
             plain = event.startswith(_PREFIX) and b"\n" not in event
             data = event[6:] if plain else event_data(event)
@@ -193,6 +241,9 @@ class EngineExchange:
             if self.first_event_at is None:
                 self.first_event_at = time.perf_counter()
             try:
+                if follows_weights and (labels := labels_of_event(data)) is not None:
+                    self.labels = labels
+                    continue
                 if engine_error_in(data) is not None:
                     self._failure = stream_error(data)
                     return True
@@ -216,7 +267,7 @@ class EngineExchange:
         if self.broken is not None:
             return
         try:
-            async with asyncio.timeout(_TAIL_SECONDS):
+            async with asyncio.timeout(TAIL_SECONDS):
                 while await self.response.next():
                     pass
         except (TimeoutError, EngineError) as error:
@@ -254,4 +305,6 @@ class EngineExchange:
             completion_tokens=0 if usage is None else usage.completion_tokens,
             public_model=target.public_model,
             fallback_from=target.fallback_from,
+            cached_tokens=None if usage is None else usage.cached_tokens,
+            compacted=call.compacts is not None,
         )

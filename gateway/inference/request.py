@@ -12,6 +12,7 @@ from msgspec import Raw
 
 from core.errors import InvalidRequest
 from core.variant import ModelName, parse_model_name
+from serving.variant_choice import Latency
 
 Endpoint = Literal["chat.completions", "completions"]
 Fields = dict[str, Raw]
@@ -73,6 +74,10 @@ class InferenceRequest(msgspec.Struct, frozen=True):
     metadata: dict[str, Any]
     """As sent; empty where there is none."""
     plan: CapturePlan
+    answer_tokens: int = 0
+    """The limit of one answer; 0: the request has none."""
+    latency: Latency | None = None
+    """What the request's header asks for; None: as configured."""
 
 
 class _Head(msgspec.Struct):
@@ -98,7 +103,7 @@ _decode_fields = msgspec.json.Decoder(Fields).decode
 _decode_head = msgspec.json.Decoder(_Head).decode
 
 
-def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
+def parse_request(endpoint: Endpoint, body: bytes, latency: Latency | None = None) -> InferenceRequest:
     """Read a request body; raises InvalidRequest for what no engine could answer."""
     try:
         body.decode()
@@ -129,6 +134,8 @@ def parse_request(endpoint: Endpoint, body: bytes) -> InferenceRequest:
         store=head.store is True,
         metadata=head.metadata if isinstance(head.metadata, dict) else {},
         plan=_plan_capture(endpoint, head, stream=stream),
+        answer_tokens=limit,
+        latency=latency,
     )
 
 

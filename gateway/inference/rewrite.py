@@ -3,7 +3,7 @@
 import msgspec
 from msgspec import Raw
 
-from gateway.inference.cut import cut_whole
+from gateway.inference.cut import cut_chunk, cut_whole
 from gateway.inference.request import Fields
 from gateway.inference.target import Target
 
@@ -12,8 +12,13 @@ _decode_choices = msgspec.json.Decoder(list[Fields]).decode
 _encode = msgspec.json.Encoder().encode
 _NULL = Raw(b"null")
 _NO = Raw(b"")
+_ZERO = Raw(b"0")
 _CONTENT_FIELDS = ("token_ids", "prompt_token_ids")
 _USAGE = b'"usage":'
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
 
 
 class TokenUsage(msgspec.Struct):
@@ -21,9 +26,16 @@ class TokenUsage(msgspec.Struct):
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
+    prompt_tokens_details: _PromptDetails | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Tokens of the prompt that the prefix cache had; None: the engine does not say."""
+        return None if self.prompt_tokens_details is None else self.prompt_tokens_details.cached_tokens
 
 
 class _Choice(msgspec.Struct):
+    index: Raw = _ZERO
     message: Raw = _NO
     delta: Raw = _NO
     finish_reason: Raw = _NULL
@@ -63,10 +75,15 @@ class AnswerRewriter:
         self._hides_usage = plan.usage
         self._content = plan.token_ids or plan.logprobs
         self._cuts = single and plan.token_ids and plan.logprobs
+        self._quiet = plan.token_ids and plan.logprobs
+        """The client itself asked for neither: it sees no event that holds nothing else."""
         self.usage: TokenUsage | None = None
         """Of the whole answer, once it has been seen."""
         self.messages: dict[int, Raw] = {}
         """Choice → its message in a whole answer of which content is captured."""
+        self._first_deltas: list[bytes | Raw] = []
+        self.deltas: dict[bytes, list[bytes | Raw]] | None = {b"0": self._first_deltas} if self._content else None
+        """Choice, as it stands in the JSON → the pieces of its message in a stream; None: no content is captured."""
 
     def answer(self, body: bytes) -> bytes:
         """A whole answer. Raises msgspec.DecodeError when it is not the JSON that an engine answers with."""
@@ -91,15 +108,24 @@ class AnswerRewriter:
         """One event of a stream; None: the client is not to see it. Raises msgspec.DecodeError as ``answer``."""
         if not self._content and _USAGE not in data:
             return self._renamed(data)
+        if self._cuts and self.deltas is not None:
+            target = self._target
+            cut = cut_chunk(data) if target.engine_field in data else None
+            if cut is not None:
+                self._first_deltas.append(cut[1])
+                return cut[0].replace(target.engine_field, target.public_field, 1)
         captured = _decode_captured(data)
         choices = captured.choices
         if captured.usage is not None:
             self.usage = captured.usage
             if self._hides_usage and not choices:
                 return None
-        if not self._content:
+        if self.deltas is None:
             return self._renamed(data)
-        if choices and all(map(_says_nothing, choices)):
+        for choice in choices:
+            if choice.delta is not _NO:
+                self.deltas.setdefault(bytes(choice.index), []).append(choice.delta)
+        if self._quiet and choices and all(map(_says_nothing, choices)):
             return None
         target = self._target
         if target.engine_field not in data:
@@ -170,5 +196,5 @@ def _nulled(body: bytes, name: bytes, value: Raw) -> bytes:
 
 
 def _says_nothing(choice: _Choice) -> bool:
-    """An engine with a tool or reasoning parser sends such chunks only because token ids were asked for."""
+    """An engine with a tool or reasoning parser sends such chunks only because ids or log-probs were asked for."""
     return bytes(choice.delta) == b"{}" and bytes(choice.finish_reason) == b"null"

@@ -17,12 +17,13 @@ from gateway.inference.dispatch import Dispatch
 from gateway.inference.exact import Continuation, ExactTurns
 from gateway.inference.exchange import EngineExchange
 from gateway.inference.replay import ReplayedExchange
-from gateway.inference.request import EPISODE_METADATA, InferenceRequest
-from gateway.inference.target import Sent, Target
-from gateway.inference.threads import Link, Thread, message_digest, stream_digests, thread_of
+from gateway.inference.request import EPISODE_METADATA, CapturePlan, InferenceRequest
+from gateway.inference.target import Begun, Sent, Target
+from gateway.inference.threads import Link, Thread, delta_digests, message_digest, stream_digests, thread_of
 from gateway.limits.base import Admission, Limits
 from gateway.metrics import GatewayMetrics
 from gateway.recorder import Recorder
+from gateway.upstream.base import BegunResponse
 
 log = structlog.get_logger(__name__)
 
@@ -55,28 +56,42 @@ class InferenceService:
 
 
 class OpenExchange:
-    """The block of one call. A class, because a generator-based context manager costs several microseconds."""
+    """The block of one call. A class, because a generator-based context manager costs several microseconds.
+
+    Where nothing has to be waited for it can do without the block, and its caller without a task: ``begin``,
+    ``arrived`` when the engine's answer is there, ``finish``.
+    """
 
     __slots__ = (
         "_admission",
+        "_begun",
         "_call",
+        "_clock",
         "_exact",
         "_exchange",
+        "_held",
         "_link",
         "_repeated",
         "_request",
         "_sent",
         "_service",
         "_stack",
+        "_started_at",
         "_thread",
+        "stream",
     )
 
     def __init__(self, service: InferenceService, call: Call, request: InferenceRequest) -> None:
         self._service = service
         self._call = call
         self._request = request
+        self.stream = request.stream
+        self._started_at = time.time()
+        self._clock = time.perf_counter()
         self._stack: AsyncExitStack | None = None
         self._admission: Admission | None = None
+        self._held: HeldEpisode | None = None
+        self._begun: Begun | None = None
         self._sent: Sent | None = None
         self._exchange: EngineExchange | None = None
         self._repeated: RecordedAnswer | None = None
@@ -86,13 +101,12 @@ class OpenExchange:
 
     async def __aenter__(self) -> EngineExchange | ReplayedExchange:
         """Everything up to the head of the engine's response."""
-        started_at, clock = time.time(), time.perf_counter()
         try:
             if self._call.idempotency_key is not None:
                 replayed = await self._repeat(self._call.idempotency_key)
                 if replayed is not None:
                     return replayed
-            return await self._open(started_at, clock)
+            return await self._open()
         except BaseException:
             self._release()
             if self._stack is not None:
@@ -105,12 +119,9 @@ class OpenExchange:
         """Give everything back, and record what was answered."""
         exchange = self._exchange
         try:
-            if exchange is not None:
-                self._settle(exchange)
-                if exchange.answered:
-                    self._record(exchange)
-                if self._request.stream:
-                    await exchange.finish_reading()
+            self.record()
+            if exchange is not None and self.stream:
+                await exchange.finish_reading()
         finally:
             self._release()
             if self._stack is not None:
@@ -139,47 +150,128 @@ class OpenExchange:
         self._repeated = found
         return None
 
-    async def _open(self, started_at: float, clock: float) -> EngineExchange:
+    def begin(self) -> BegunResponse | None:
+        """Write the request to an engine if nothing has to be waited for; None: the block is to be entered.
+
+        Afterwards either ``arrived`` and ``finish`` are to be called, or ``finish`` alone, or the block entered,
+        which goes on from here. Raises as ``Inference.exchange``.
+        """
+        service, call, request = self._service, self._call, self._request
+        if call.idempotency_key is not None:
+            return None
+        try:
+            self._admission = service.limits.admit_now(
+                call.caller, request.model_text, stream=request.stream, tokens=request.most_tokens
+            )
+            if self._admission is None:
+                return None
+            held = self._held = self._known_episode()
+            if held is None:
+                return None
+            plan = self._plan(held)
+            if self._exact is None:
+                self._begun = service.dispatch.begin(request, held, plan)
+        except BaseException:
+            self._release()
+            raise
+        return None if self._begun is None else self._begun.response
+
+    def arrived(self, first: bytes) -> EngineExchange:
+        """The successful answer to what ``begin`` wrote: ``first`` is all of it, or the beginning of a stream."""
+        begun, self._begun = self._begun, None
+        assert begun is not None and self._held is not None
+        return self._answer(Sent(begun.target, begun.response, first), self._held)
+
+    def record(self) -> None:
+        """Settle and record what was answered, once."""
+        exchange, self._exchange = self._exchange, None
+        if exchange is not None:
+            self._settle(exchange)
+            if exchange.answered:
+                self._record(exchange)
+
+    def finish(self) -> None:
+        """Record what was answered, and give everything back."""
+        try:
+            self.record()
+        finally:
+            self._release()
+
+    async def _open(self) -> EngineExchange:
         service, call, request = self._service, self._call, self._request
         caller = call.caller
-        self._admission = await service.limits.admit(
-            caller, request.model_text, stream=request.stream, tokens=request.most_tokens
-        )
-        if call.consent or call.store:
-            # Nothing is derived from the messages of a call of which no content is kept.
-            self._thread = thread_of(caller.key.tenant_id, request, call.surface)
-        named = self._episode_id()
-        if named is None and (self._thread is None or not self._thread.answered):
-            held = service.episodes.open(caller.key)
-        elif self._repeated is None:
-            held = await self._find_episode(named)
-        else:
-            held = await self._find_repeated(named)
-        repeated = self._repeated
-        if held.new and not call.consent:
-            # Who opens a conversation without consent has withdrawn it for what follows.
-            held.may_train = False
-        elif not held.may_train:
-            call.may_train = False
-        keeps = call.consent or call.store
-        plan = request.plan if keeps else request.plan.without_content()
-        self._exact = service.exact.begin(call, request, held, self._thread)
-        sent = self._sent = await service.dispatch.send(request, held, plan, self._exact, caller.may_use)
+        if self._admission is None:
+            self._admission = await service.limits.admit(
+                caller, request.model_text, stream=request.stream, tokens=request.most_tokens
+            )
+        held = self._held
+        if held is None:
+            held = await self._episode()
+        plan = self._plan(held)
+        # From here on the failure of what was begun is the dispatch's.
+        begun, self._begun = self._begun, None
+        sent = await service.dispatch.send(request, held, plan, self._exact, caller.may_use, begun)
+        return self._answer(sent, held)
+
+    def _answer(self, sent: Sent, held: HeldEpisode) -> EngineExchange:
+        service, repeated = self._service, self._repeated
+        self._sent = sent
         service.episodes.began(held, sent.target.policy, sent.target.version)
+        assert self._admission is not None
         exchange = self._exchange = EngineExchange(
-            call,
-            request,
+            self._call,
+            self._request,
             sent,
             held=held,
             turn_ids=self._turn_ids(held) if repeated is None else repeated.turn_ids,
             admission=self._admission,
             metrics=service.metrics,
-            started_at=started_at,
-            clock=clock,
+            started_at=self._started_at,
+            clock=self._clock,
         )
         if repeated is not None:
             exchange.index = repeated.index
         return exchange
+
+    def _follow(self) -> Thread | None:
+        """The conversation; nothing is derived from the messages of a call of which no content is kept."""
+        call = self._call
+        if self._thread is None and (call.consent or call.store):
+            self._thread = thread_of(call.caller.key.tenant_id, self._request, call.surface)
+        return self._thread
+
+    def _known_episode(self) -> HeldEpisode | None:
+        """The Episode, where this process knows by itself which one it is."""
+        episodes, key, thread = self._service.episodes, self._call.caller.key, self._follow()
+        if self._episode_id() is not None:
+            return None
+        if thread is None or not thread.answered:
+            return episodes.open(key)
+        found = episodes.recall(key, thread)
+        if found is None:
+            return None
+        held, self._link = found
+        return held
+
+    async def _episode(self) -> HeldEpisode:
+        """The Episode, whoever knows which one it is."""
+        thread, named = self._follow(), self._episode_id()
+        if named is None and (thread is None or not thread.answered):
+            return self._service.episodes.open(self._call.caller.key)
+        if self._repeated is None:
+            return await self._find_episode(named)
+        return await self._find_repeated(named)
+
+    def _plan(self, held: HeldEpisode) -> CapturePlan:
+        """What is asked for beside the answer, by what may be kept of it."""
+        call, request = self._call, self._request
+        if held.new and not call.consent:
+            # Who opens a conversation without consent has withdrawn it for what follows.
+            held.may_train = False
+        elif not held.may_train:
+            call.may_train = False
+        self._exact = self._service.exact.begin(call, request, held, self._thread)
+        return request.plan if call.consent or call.store else request.plan.without_content()
 
     def _turn_ids(self, held: HeldEpisode) -> tuple[str, ...]:
         """Ids of the Turns; the first one of an Episode is named like it."""
@@ -216,6 +308,8 @@ class OpenExchange:
             return self._repeated.episode_id
         if self._call.episode_id is not None:
             return self._call.episode_id
+        if not self._request.metadata:
+            return None
         named = self._request.metadata.get(EPISODE_METADATA)
         return named if isinstance(named, str) and named else None
 
@@ -246,8 +340,12 @@ class OpenExchange:
             if exchange.index < 0:
                 exchange.index = exchange.held.take_index()
             captured = exchange.captured()
+            if exchange.target.weights is not None:
+                service.dispatch.settle_spans(captured, exchange)
             if self._link is not None and self._link.episode_id == exchange.episode_id:
                 captured.parent_turn_id = self._link.turn_id
+            if call.compacts is not None:
+                captured.parent_turn_id = call.compacts
             if self._thread is not None and exchange.broken is None:
                 captured.threads = self._threads_of(self._thread, exchange)
             recorded = service.recorder.record(captured)
@@ -275,7 +373,9 @@ class OpenExchange:
     def _threads_of(self, thread: Thread, exchange: EngineExchange) -> list[str]:
         """Remember by which conversations the answers will be recognised; one digest per choice."""
         try:
-            if self._request.stream:
+            if self._request.stream and exchange.deltas is not None:
+                digests = delta_digests(thread, exchange.deltas)
+            elif self._request.stream:
                 digests = stream_digests(thread, exchange.payloads)
             else:
                 digests = {choice: message_digest(thread, raw) for choice, raw in exchange.messages.items()}
@@ -292,6 +392,9 @@ class OpenExchange:
         return found
 
     def _release(self) -> None:
+        if self._begun is not None:
+            self._service.dispatch.close(self._begun)
+            self._begun = None
         if self._sent is not None:
             self._service.dispatch.close(self._sent)
             self._sent = None

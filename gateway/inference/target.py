@@ -8,7 +8,9 @@ from msgspec import Raw
 
 from gateway.http.base import RawHeader
 from gateway.inference.request import CapturePlan
-from gateway.upstream.base import UpstreamResponse
+from gateway.upstream.base import BegunResponse, UpstreamResponse
+from serving.full_routing import WeightsKey
+from serving.pool import Route
 
 
 @dataclass(slots=True)
@@ -28,8 +30,14 @@ class Target:
     """What is added to the request, and taken out of the answer."""
     send: Callable[[bytes], Awaitable[UpstreamResponse]]
     """Sends a body. Raises as ``Upstream.send``."""
+    url: str | None = None
+    """Where ``send`` does nothing but to POST: there."""
     fallback_from: str | None = None
     """The model that was asked for, where this is another one."""
+    weights: WeightsKey | None = None
+    """Where the replica carries full weights: what tells those apart from later ones."""
+    variant_reason: str | None = None
+    """Why this Variant answers, where the request's name alone does not say so."""
     headers: list[RawHeader] = field(init=False)
     """For the client: what answers."""
     label: str = field(init=False)
@@ -44,6 +52,8 @@ class Target:
     def __post_init__(self) -> None:
         self.label = f"{self.policy}-fast" if self.variant == "fast" else self.policy
         self.headers = [(b"x-hone-policy-version", b"%d" % self.version), (b"x-hone-variant", self.variant.encode())]
+        if self.variant_reason is not None:
+            self.headers.append((b"x-hone-variant-reason", self.variant_reason.encode()))
         if self.fallback_from is not None:
             self.headers.append((b"x-hone-fallback-from", self.fallback_from.encode()))
         engine, public = msgspec.json.encode(self.engine_model), msgspec.json.encode(self.public_model)
@@ -52,10 +62,20 @@ class Target:
 
 
 @dataclass(slots=True)
+class Begun:
+    """A request that has been written to the replica of ``route``; nothing is known of its answer."""
+
+    route: Route
+    target: Target
+    body: bytes
+    response: BegunResponse
+
+
+@dataclass(slots=True)
 class Sent:
     """A request that is being answered: a successful response has begun."""
 
     target: Target
-    response: UpstreamResponse
+    response: UpstreamResponse | BegunResponse
     first: bytes
     """The whole body, or what has come of a stream."""

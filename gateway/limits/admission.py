@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from core.config.schema import ModelPrice
+from core.config.gateway import ModelPrice
 from gateway.http.base import RawHeader
 from gateway.limits.headers import window_headers
 from gateway.limits.line import Line

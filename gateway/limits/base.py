@@ -35,6 +35,9 @@ class Limits(Protocol):
     async def stop(self) -> None:
         """Give back what is leased and share no more."""
 
+    def admit_now(self, caller: Caller, model: str, *, stream: bool, tokens: int) -> Admission | None:
+        """As ``admit``, where nothing has to be waited for; None: it has."""
+
     async def admit(self, caller: Caller, model: str, *, stream: bool, tokens: int) -> Admission:
         """Let a request in. ``tokens`` is an upper estimate of what it will use.
 

@@ -12,8 +12,10 @@ from collections.abc import Callable
 import structlog
 
 from core.access import Allowance
-from core.config.schema import HoneConfig, ModelPrice
+from core.config.gateway import ModelPrice
+from core.config.schema import HoneConfig
 from core.errors import PermissionDenied, QuotaExceeded, RateLimited, StoreError
+from core.variant import unsuffixed
 from gateway.auth import Caller
 from gateway.limits.admission import Admitted, rate_headers
 from gateway.limits.line import BUDGETS, Line, Unit
@@ -86,6 +88,19 @@ class LeasedLimits:
 
     async def admit(self, caller: Caller, model: str, *, stream: bool, tokens: int) -> Admitted:
         """See ``gateway.limits.base.Limits``."""
+        admitted = self.admit_now(caller, model, stream=stream, tokens=tokens)
+        if admitted is not None:
+            return admitted
+        plan, price, tokens = self._plans[caller.key.id], self.price(model) if self._prices else None, tokens or 1
+        most = _most_microdollars(price, tokens)
+        # In the order of UNITS.
+        needs = (1, tokens, int(stream), tokens, most)
+        await self._lease(plan, [(line, need) for line in plan.lines if (need := needs[line.index])])
+        taken = plan.take(tokens, most, self._clock(), stream=stream)
+        return Admitted(self, plan, price, tokens, most, taken, stream=stream)
+
+    def admit_now(self, caller: Caller, model: str, *, stream: bool, tokens: int) -> Admitted | None:
+        """See ``gateway.limits.base.Limits``."""
         now = self._clock()
         plan = self._plans.get(caller.key.id)
         if plan is None or plan.caller is not caller or now >= plan.until:
@@ -100,12 +115,12 @@ class LeasedLimits:
         if not plan.lines:
             return Admitted(self, plan, price, 0, 0, [], stream=False)
         tokens = tokens or 1
-        most = 0 if price is None else round(max(price.prompt, price.completion) * tokens)
+        most = _most_microdollars(price, tokens)
         if not plan.covers(tokens, most, now, stream=stream):
-            # In the order of UNITS.
-            needs = (1, tokens, int(stream), tokens, most)
-            await self._lease(plan, [(line, need) for line in plan.lines if (need := needs[line.index])])
-            now = self._clock()
+            for line in plan.lines:
+                line.reclaim()
+            if not plan.covers(tokens, most, now, stream=stream):
+                return None
         return Admitted(self, plan, price, tokens, most, plan.take(tokens, most, now, stream=stream), stream=stream)
 
     async def flush(self) -> None:
@@ -211,7 +226,7 @@ class LeasedLimits:
     def price(self, model: str) -> ModelPrice | None:
         """What a model costs, by its name or that of its Policy; None: nothing."""
         found = self._prices.get(model)
-        return found or self._prices.get(model.partition("@")[0].removesuffix("-fast"))
+        return found or self._prices.get(unsuffixed(model.partition("@")[0]))
 
     def _floor(self, plan: Plan, line: Line) -> int:
         if line.unit not in BUDGETS:
@@ -298,6 +313,10 @@ class LeasedLimits:
             if any(self._lines.get(line.counter) is not line for line in plan.lines):
                 del self._plans[key_id]
         self._locks = {tenant_id: lock for tenant_id, lock in self._locks.items() if lock.locked()}
+
+
+def _most_microdollars(price: ModelPrice | None, tokens: int) -> int:
+    return 0 if price is None else round(max(price.prompt, price.completion) * tokens)
 
 
 def _window_refusal(

@@ -35,7 +35,7 @@ class ErrorBody(BaseModel):
 
 class _InferenceBody(_Open):
     model: str
-    """`coder` (promoted version), `coder-fast`, `coder@17`, `coder-fast@17`, or the Base's own name."""
+    """`coder` (promoted version), `coder-fast`, `coder-auto`, each with or without `@17`, or the Base's own name."""
     stream: bool = False
     """Answer with server-sent events."""
     max_tokens: int | None = Field(default=None, ge=1)
@@ -112,7 +112,7 @@ class ModelCard(BaseModel):
     version: int | None = None
     """The PolicyVersion that the name means now."""
     variant: str = "standard"
-    """How it is decoded."""
+    """How it is decoded: `standard`, `fast`, or `auto` where each request is given one of them."""
 
 
 class ModelList(BaseModel):

@@ -22,7 +22,7 @@ router = APIRouter(prefix="/v1", tags=["OpenAI API"], dependencies=[Depends(BEAR
     responses=errors(401, 403, 503),
 )
 async def list_models(gateway: GatewayParts, caller: InferenceCaller) -> ModelList:
-    """Bases, Policies, their `-fast` names where a fast replica is ready, and every live version by number.
+    """Bases, Policies, their `-fast` and `-auto` names where a fast replica is ready, and every live version.
 
     Only what Tenant and key allow.
     """
@@ -61,18 +61,20 @@ def model_cards(table: RoutingTable) -> Iterator[ModelCard]:
 
 
 def _variants(model: ModelName, base: str, policy: Policy | None, fast_bases: set[str]) -> Iterator[ModelCard]:
-    variants = [Variant.STANDARD, Variant.FAST] if base in fast_bases else [Variant.STANDARD]
-    for variant in variants:
+    kinds: list[dict[str, object]] = [{}]
+    if base in fast_bases:
+        kinds += [{"variant": Variant.FAST}, {"auto": True}]
+    for kind in kinds:
         version = model.version
         if version is None and policy is not None:
             version = policy.promoted_version
         yield ModelCard(
-            id=str(model.model_copy(update={"variant": variant})),
+            id=str(named := model.model_copy(update=kind)),
             created=0 if policy is None else int(policy.created_at),
             root=base,
             policy=None if policy is None else policy.name,
             version=version,
-            variant=variant.value,
+            variant="auto" if named.auto else named.variant.value,
         )
 
 

@@ -23,12 +23,19 @@ _HEADERS_IN = (
         "`true`: earlier answers go back to the model as their sampled ids; `false`: they do not; left out: as"
         " configured. Counts only where tenant or key grant training.",
     ),
+    ("x-hone-latency", "`interactive` or `batch`: what NAME-auto goes by; left out: as configured."),
+    (
+        "x-hone-compacts",
+        "The Turn that this request continues with older tool results taken out of its messages: recorded as a new"
+        " Branch of the Episode.",
+    ),
     ("idempotency-key", "A repeated request with the same key adds no second Turn."),
     ("x-request-id", "Comes back in the answer and stands in the logs."),
 )
 _HEADERS_OUT = {
     "x-hone-policy-version": "The PolicyVersion that answered; 0 is the Base.",
     "x-hone-variant": "`standard` or `fast`.",
+    "x-hone-variant-reason": "Why this Variant answers, where the name that was asked for does not say so.",
     "x-hone-episode-id": "The Episode that this answer belongs to.",
     "x-hone-turn-id": "The Turns of this answer, one per choice, with commas between.",
     "x-hone-fallback-from": "The model that was asked for, where another one answered.",

@@ -6,7 +6,8 @@ from typing import Any
 
 import structlog
 
-from core.config.schema import HoneConfig, OutsideProvider
+from core.config.outside import OutsideProvider
+from core.config.schema import HoneConfig
 from core.errors import EngineError, InvalidRequest, MachineError, ModelNotFound, boundary
 from gateway.inference.request import Endpoint
 from gateway.metrics import GatewayMetrics

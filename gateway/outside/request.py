@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from core.config.schema import OutsideProvider
+from core.config.outside import OutsideProvider
 from core.errors import InvalidRequest
 
 OPENAI_FIELDS = frozenset(

@@ -19,7 +19,7 @@ from gateway.errors import request_id_of
 from gateway.http.base import RawHeader
 from gateway.metrics import CLIENT_LEFT_STATUS, STREAM_BROKEN_STATUS
 from gateway.middleware import MODEL_LABEL, SHOWN_STATUS
-from gateway.request_headers import header_text
+from gateway.request_headers import header_text, latency_of
 from gateway.responses_api.documents import DeletedResponse, InputItems, ResponseDocument, ResponseRequestDocument
 from gateway.responses_api.outbox import Outbox
 from gateway.responses_api.service import Answering, Asked, ResponsesService
@@ -54,6 +54,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
             idempotency_key=header_text(headers, b"idempotency-key"),
             may_train=may_train(headers),
             token_exact=token_exact(headers),
+            latency=latency_of(headers),
         )
         return await _answer(request, await service.begin(asked))
 

@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from core.errors import EngineError, HoneError, InvalidRequest
+from core.compaction import compacted, over_budget
+from core.config.gateway import ContextBudget
+from core.errors import ContextLengthExceeded, EngineError, HoneError, InvalidRequest
 from core.message import Message
 from gateway.hosted_tools.base import ServerListing, ToolOutcome, ToolSession
 from gateway.http.base import RawHeader
@@ -29,6 +31,7 @@ from gateway.responses_api.request import Item, ResponsesRequest
 from gateway.responses_api.tools import Declared, Offer, chat_choice, offered
 from gateway.responses_api.turn import ModelTurn, TurnReader, usage_of
 from gateway.responses_api.writer import ResponseWriter
+from serving.variant_choice import Latency
 
 log = structlog.get_logger(__name__)
 
@@ -65,6 +68,12 @@ class Plan:
     known_servers: frozenset[str]
     """MCP servers whose tools the conversation lists already."""
     bounds: Bounds
+    latency: Latency | None = None
+    """What the request's header asks for."""
+    budget: ContextBudget | None = None
+    """Older results of hosted tools leave the prompt once it would be longer; None: never."""
+    last_turn: str | None = None
+    """The last Turn of ``history``."""
 
 
 class ResponseRun:
@@ -92,6 +101,10 @@ class ResponseRun:
         self._messages: list[Message] = list(plan.history)
         self._added: list[Message] = []
         self._turns: list[ModelTurn] = []
+        self._counted = (0, 0)
+        """Tokens that the engine has counted, and of how many of the messages."""
+        self._compacts: str | None = None
+        """The Turn whose conversation was compacted for the next one."""
         self._tool_calls = 0
         self._deadline = time.monotonic() + plan.bounds.seconds
         self._call = plan.call
@@ -156,6 +169,9 @@ class ResponseRun:
             turn = await self._ask()
             hosted = [call for call in turn.calls if call.hosted]
             self._add(turn.message)
+            tokens = turn.usage.get("total_tokens") or 0
+            # An engine that counts nothing leaves everything to the estimate.
+            self._counted = (tokens, len(self._messages) if tokens else 0)
             if turn.finish_reason in ("length", "content_filter"):
                 reason = "max_output_tokens" if turn.finish_reason == "length" else "content_filter"
                 self._stop_short(reason, hosted)
@@ -213,11 +229,12 @@ class ResponseRun:
         if self._turns:
             # What was demanded of the first call would be demanded again and again.
             choice = "none" if self._limit_text() is not None or choice == "none" else "auto"
+        self._compact()
         while True:
             body = chat_body(request, self._messages, tools, choice, self._tokens_left())
             call = self._numbered()
             try:
-                inference_request = parse_request("chat.completions", body)
+                inference_request = parse_request("chat.completions", body, self._plan.latency)
                 exchange = await stack.enter_async_context(self._inference.exchange(call, inference_request))
             except InvalidRequest as error:
                 fewer = shortened(self._messages) if request.truncation == "auto" and _too_long(error) else None
@@ -228,12 +245,30 @@ class ResponseRun:
                 self._calls.append(call)
                 return exchange
 
+    def _compact(self) -> None:
+        """Take older tool results out of what the model is shown, where it would be longer than its budget.
+
+        The response itself and what is stored of it keep them.
+        """
+        budget = self._plan.budget
+        self._compacts = None
+        if budget is None or self._session is None:
+            return
+        counted, since = self._counted
+        if not over_budget(self._messages, budget, counted=counted, since=since):
+            return
+        fewer = compacted(self._messages, budget)
+        if fewer is not None:
+            self._messages = fewer
+            self._compacts = self.turn_ids[-1] if self.turn_ids else self._plan.last_turn
+
     def _numbered(self) -> Call:
         """The call, with an idempotency key of its own for each model call of the response."""
         key = self._call.idempotency_key
+        call = self._call if self._compacts is None else replace(self._call, compacts=self._compacts)
         if key is None or not self._turns:
-            return self._call
-        return replace(self._call, idempotency_key=f"{key}:{len(self._turns)}")
+            return call
+        return replace(call, idempotency_key=f"{key}:{len(self._turns)}")
 
     async def _begin(self, headers: list[RawHeader]) -> None:
         if self.started.is_set():
@@ -368,4 +403,4 @@ def _failed(reason: str) -> ToolOutcome:
 
 
 def _too_long(error: InvalidRequest) -> bool:
-    return "context length" in error.message.lower()
+    return isinstance(error, ContextLengthExceeded) or "context length" in error.message.lower()

@@ -8,8 +8,10 @@ from functools import lru_cache
 import structlog
 
 from core import ids
+from core.config.gateway import ContextSection
 from core.errors import HoneError, InvalidRequest, NotFound
 from core.stored_response import StoredResponse
+from core.variant import unsuffixed
 from gateway.auth import Caller
 from gateway.capture.redaction import load_redactor
 from gateway.errors import error_body, internal_error_body
@@ -23,6 +25,7 @@ from gateway.responses_api.run import Bounds, OpenSession, Plan, ResponseRun
 from gateway.responses_api.tools import Declared, declared_tools
 from gateway.responses_api.writer import ResponseWriter
 from gateway.state import Gateway
+from serving.variant_choice import Latency
 
 log = structlog.get_logger(__name__)
 
@@ -38,6 +41,7 @@ class Asked:
     idempotency_key: str | None = None
     may_train: bool = True
     token_exact: bool | None = None
+    latency: Latency | None = None
 
 
 @dataclass(slots=True)
@@ -57,8 +61,17 @@ class Answering:
 class ResponsesService:
     """The Responses API without its HTTP."""
 
-    def __init__(self, *, inference: Inference, archive: Archive, hosted: HostedTools | None, bounds: Bounds) -> None:
+    def __init__(
+        self,
+        *,
+        inference: Inference,
+        archive: Archive,
+        hosted: HostedTools | None,
+        bounds: Bounds,
+        context: ContextSection | None = None,
+    ) -> None:
         self._inference = inference
+        self._context = context or ContextSection()
         self._hosted = hosted
         self._bounds = bounds
         self._tasks: set[asyncio.Task[None]] = set()
@@ -93,6 +106,9 @@ class ResponsesService:
             call=call,
             items=items,
             history=[message for stored in chain for message in stored.messages],
+            latency=asked.latency,
+            last_turn=chain[-1].turn_ids[-1] if chain and chain[-1].turn_ids else None,
+            budget=self._context.budget_of(_policy_of(request.model)),
             known_servers=listed_servers(chain, items),
             bounds=Bounds(
                 # A request can narrow the operator's bound and never widen it.
@@ -180,7 +196,13 @@ def responses_service(gateway: Gateway) -> ResponsesService:
         ),
         hosted=gateway.hosted_tools,
         bounds=Bounds(tool_calls=config.hosted_tool_calls, seconds=config.hosted_tool_seconds),
+        context=gateway.config.context,
     )
+
+
+def _policy_of(model: str) -> str:
+    """The Policy or Base that a ``model`` field names; outside models keep their whole name."""
+    return unsuffixed(model.partition("@")[0])
 
 
 def _stored(answering: Answering, items: Sequence[Item]) -> StoredResponse:

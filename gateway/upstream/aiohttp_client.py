@@ -10,7 +10,7 @@ from aiohttp.http_exceptions import BadStatusLine
 
 from core.config.schema import HoneConfig
 from core.errors import EngineError, EngineUnavailable
-from gateway.upstream.base import NOT_HERE, Unreachable, too_slow
+from gateway.upstream.base import NOT_HERE, BegunResponse, Unreachable, too_slow
 
 _CONNECT_SECONDS = 10.0
 _KEEP_ALIVE_SECONDS = 30.0
@@ -106,8 +106,17 @@ class AiohttpUpstream:
         if client is not None:
             await client.close()
 
+    def begin(self, method: bytes, url: str, body: bytes) -> BegunResponse | None:
+        """Never: aiohttp sends in a task of its own."""
+        return None
+
     async def send(
-        self, method: bytes, url: str, body: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        method: bytes,
+        url: str,
+        body: bytes = b"",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        begun: BegunResponse | None = None,
     ) -> AiohttpResponse:
         """Send a request and wait for the head of its answer."""
         more = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers}

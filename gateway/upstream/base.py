@@ -1,6 +1,6 @@
 """The port of the HTTP client that requests reach engines by."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -63,6 +63,33 @@ class UpstreamResponse(Protocol):
         """Close."""
 
 
+class BegunResponse(UpstreamResponse, Protocol):
+    """The answer to a request that was written without waiting: a function is told when something of it arrives.
+
+    Its status is 0 while it is not known.
+    """
+
+    @property
+    def unread(self) -> int:
+        """Body bytes to take."""
+
+    @property
+    def ended(self) -> bool:
+        """Whether all of the body has arrived."""
+
+    def listen(self, listener: Callable[[], None] | None, *, whole: bool = False) -> None:
+        """Have ``listener`` called when body bytes have arrived (``whole``: all), at the end and at a failure.
+
+        None: no more. ``listener`` must not raise.
+        """
+
+    def take(self) -> bytes | None:
+        """All body bytes that arrived since the last call; empty at the end, None: wait for more.
+
+        Raises EngineError when the connection broke before the end of the body or the engine is silent for too long.
+        """
+
+
 class Upstream(Protocol):
     """Sends requests to engines over kept-alive connections."""
 
@@ -74,12 +101,24 @@ class Upstream(Protocol):
     async def stop(self) -> None:
         """Close all connections."""
 
+    def begin(self, method: bytes, url: str, body: bytes) -> BegunResponse | None:
+        """Write a request at once to a connection that was kept alive; None where there is none.
+
+        Whatever comes of it but an answer is for ``send`` to deal with. Raises Unreachable for what is no address.
+        """
+
     async def send(
-        self, method: bytes, url: str, body: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        method: bytes,
+        url: str,
+        body: bytes = b"",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        begun: BegunResponse | None = None,
     ) -> UpstreamResponse:
         """Send a request and wait for the head of its answer.
 
         Connections are kept alive and bounded by nothing but the requests in flight. A kept connection that turns
-        out to be closed is replaced once, unseen. Raises Unreachable when nothing was answered (also for a status
+        out to be closed is replaced once, unseen. With ``begun`` the same request has been written already, and
+        nothing was taken of its answer. Raises Unreachable when nothing was answered (also for a status
         in ``NOT_HERE``), EngineError when the engine took too long.
         """

@@ -61,9 +61,9 @@ def headers_in(data: Sequence[bytes]) -> dict[bytes, bytes]:
 
 
 class EngineConnection(asyncio.Protocol):
-    """One exchange at a time: ``ask``, then ``part`` or ``whole``. The pool decides what comes after.
+    """One exchange at a time: ``begin``, ``head``, then ``part`` or ``whole``. The pool decides what comes after.
 
-    Only one task may wait on a connection at any time.
+    Only one task may wait on a connection at any time; instead of a task a function can be told (``listen``).
     """
 
     __slots__ = (
@@ -75,13 +75,13 @@ class EngineConnection(asyncio.Protocol):
         "_gone",
         "_head_done",
         "_headless",
+        "_listener",
         "_loop",
         "_on_lost",
         "_parser",
         "_paused",
         "_surplus",
         "_transport",
-        "_unread",
         "_waiter",
         "_wanted",
         "answered",
@@ -93,6 +93,7 @@ class EngineConnection(asyncio.Protocol):
         "silent_sweeps",
         "status",
         "touched",
+        "unread",
     )
 
     def __init__(
@@ -110,6 +111,7 @@ class EngineConnection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
         self._transport: asyncio.Transport | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
         self._wanted = _HEAD
         self._gone = False
         self._asking = False
@@ -132,7 +134,8 @@ class EngineConnection(asyncio.Protocol):
         self.touched = False
         self._head_done = False
         self._framing_bytes = 0
-        self._unread = 0
+        self.unread = 0
+        """Body bytes that nobody has taken."""
 
     # What the pool and the response call
 
@@ -143,11 +146,11 @@ class EngineConnection(asyncio.Protocol):
 
     @property
     def waiting(self) -> bool:
-        """Whether a task waits for the engine."""
-        return self._waiter is not None and not self._waiter.done()
+        """Whether somebody waits for the engine."""
+        return self._listener is not None or (self._waiter is not None and not self._waiter.done())
 
-    async def ask(self, request: bytes, *, headless: bool = False) -> None:
-        """Write a whole request and wait for the answer's head. Raises Unreachable or EngineError.
+    def begin(self, request: bytes, *, headless: bool = False) -> None:
+        """Write a whole request.
 
         ``headless``: the answer has no body, whatever its head says (HEAD).
         """
@@ -156,23 +159,43 @@ class EngineConnection(asyncio.Protocol):
         self._asking = True
         if self._transport is not None:
             self._transport.write(request)
+
+    async def head(self) -> None:
+        """Wait for the answer's head. Raises Unreachable or EngineError."""
         while not self._head_done:
             self._raise_failure(EngineError if self._error is not None else Unreachable)
             await self._news(_HEAD)
 
-    async def part(self) -> bytes:
-        """All body bytes that arrived since the last call; empty at the end. Raises EngineError."""
+    def listen(self, listener: Callable[[], None] | None, *, whole: bool = False) -> None:
+        """Have ``listener`` called whenever body bytes have arrived, or with ``whole`` when all have; at the end and
+        at a failure in any case. None: no more. It must not raise, and is not called for what has arrived before.
+        """
+        self._listener = listener
+        self._wanted = _WHOLE if whole else _PART
+        self.silent_sweeps = 0
+
+    def take(self) -> bytes | None:
+        """All body bytes that arrived since the last call; empty at the end, None: wait for more.
+
+        Raises EngineError.
+        """
         chunks = self._chunks
-        while not chunks:
+        if not chunks:
             if self.ended:
                 return b""
             self._raise_failure(EngineError)
-            await self._news(_PART)
+            return None
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
-        self._unread = 0
+        self.unread = 0
         if self._paused:
             self._resume()
+        return data
+
+    async def part(self) -> bytes:
+        """What ``take`` gives, once there is something."""
+        while (data := self.take()) is None:
+            await self._news(_PART)
         return data
 
     async def whole(self) -> bytes:
@@ -184,7 +207,7 @@ class EngineConnection(asyncio.Protocol):
         chunks = self._chunks
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
         chunks.clear()
-        self._unread = 0
+        self.unread = 0
         return data
 
     def keep(self) -> bool:
@@ -204,6 +227,7 @@ class EngineConnection(asyncio.Protocol):
         ):
             return False
         self._asking = False
+        self._listener = None
         self.kept_at = self._loop.time()
         if self._paused:
             self._resume()
@@ -218,6 +242,7 @@ class EngineConnection(asyncio.Protocol):
     def abort(self) -> None:
         """Close at once: only that stops the engine's sampling."""
         self._gone = True
+        self._listener = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -237,6 +262,9 @@ class EngineConnection(asyncio.Protocol):
         return waiter
 
     def _wake(self) -> None:
+        if self._listener is not None:
+            self._listener()
+            return
         waiter, self._waiter = self._waiter, None
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
@@ -249,7 +277,9 @@ class EngineConnection(asyncio.Protocol):
     def _fail(self, error: HoneError | None = None, *, broken: str | None = None) -> None:
         if self._error is None and self._broken is None and not self.ended:
             self._error, self._broken = error, broken
+        listener = self._listener
         self.abort()
+        self._listener = listener
         self._wake()
 
     # asyncio.Protocol
@@ -268,7 +298,7 @@ class EngineConnection(asyncio.Protocol):
             return
         self.touched = True
         self.silent_sweeps = 0
-        unread = self._unread
+        unread = self.unread
         if not self._head_done:
             self.head_data.append(data)
         try:
@@ -276,14 +306,12 @@ class EngineConnection(asyncio.Protocol):
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             self._on_garbage(error)
             return
-        if self._unread == unread:
+        if self.unread == unread:
             self._framing_bytes += len(data)
             if self._framing_bytes > LARGEST_HEAD_BYTES and not self.ended:
                 self._fail(EngineError(f"the engine's answer has more than {LARGEST_HEAD_BYTES} bytes of head"))
                 return
-        if self._waiter is not None and (
-            self.ended or (self._wanted == _PART and self._chunks) or (self._wanted == _HEAD and self._head_done)
-        ):
+        if self.ended or (self._wanted == _PART and self._chunks) or (self._wanted == _HEAD and self._head_done):
             self._wake()
 
     def eof_received(self) -> bool:
@@ -335,16 +363,11 @@ class EngineConnection(asyncio.Protocol):
             self._surplus = True
             return
         self._chunks.append(body)
-        self._unread += len(body)
-        if (
-            self._unread > UNREAD_BYTES
-            and self._wanted != _WHOLE
-            and not self._paused
-            and self._transport is not None
-        ):
+        self.unread += len(body)
+        if self.unread > UNREAD_BYTES and self._wanted != _WHOLE and not self._paused and self._transport is not None:
             self._paused = True
             self._transport.pause_reading()
-        if self._unread > LARGEST_ANSWER_BYTES:
+        if self.unread > LARGEST_ANSWER_BYTES:
             self._fail(EngineError(f"the engine's answer has more than {LARGEST_ANSWER_BYTES} bytes"))
 
     def on_message_complete(self) -> None:

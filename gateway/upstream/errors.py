@@ -5,14 +5,33 @@ from typing import Any
 
 import msgspec
 
-from core.errors import EngineError, EngineUnavailable, HoneError, InvalidRequest, RateLimited
+from core.errors import (
+    ContextLengthExceeded,
+    EngineError,
+    EngineUnavailable,
+    HoneError,
+    InvalidRequest,
+    RateLimited,
+)
+
+_TOO_LONG = ("context length", "cannot be greater than max_model_len")
+"""How vLLM 0.32 (``renderers/params.py``, ``entrypoints/serve/utils/api_utils.py``) and SGLang 0.5
+(``managers/tokenizer_manager.py``) say that prompt and answer are too long."""
+_ANSWER_FIELDS = ("max_tokens", "max_completion_tokens")
 
 
-def engine_error(status: int, body: bytes, headers: Mapping[bytes, bytes] | None = None) -> HoneError:
-    """An engine's error answer as one of ours: what the caller did wrong stays the caller's fault."""
+def engine_error(
+    status: int, body: bytes, headers: Mapping[bytes, bytes] | None = None, *, prompt: str | None = None
+) -> HoneError:
+    """An engine's error answer as one of ours: what the caller did wrong stays the caller's fault.
+
+    ``prompt`` names the request's field with the prompt, which a caller must shorten where it is too long.
+    """
     message, param = _explanation(body)
     if status == 429:
         return RateLimited(message, param=param, retry_after_seconds=_retry_after(headers or {}))
+    if status in (400, 413, 422) and any(sign in message for sign in _TOO_LONG):
+        return ContextLengthExceeded(message, param=param if param in _ANSWER_FIELDS else prompt)
     if status in (400, 413, 422):
         return InvalidRequest(message, param=param)
     if status == 503:

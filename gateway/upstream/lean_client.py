@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import lru_cache
 from math import ceil
 from types import TracebackType
@@ -15,7 +15,7 @@ import structlog
 
 from core.config.schema import HoneConfig
 from core.errors import EngineUnavailable
-from gateway.upstream.base import NOT_HERE, Unreachable
+from gateway.upstream.base import NOT_HERE, BegunResponse, Unreachable
 from gateway.upstream.connection import EngineConnection, headers_in
 
 log = structlog.get_logger(__name__)
@@ -72,16 +72,22 @@ def head_of(method: bytes, url: str, headers: tuple[tuple[bytes, bytes], ...]) -
 
 
 class LeanResponse:
-    """An answer over an EngineConnection; implements ``UpstreamResponse``."""
+    """An answer over an EngineConnection; implements ``UpstreamResponse`` and ``BegunResponse``."""
 
-    __slots__ = ("_connection", "_head_data", "_headers", "_upstream", "status")
+    __slots__ = ("_connection", "_head_data", "_headers", "_status", "_upstream")
 
     def __init__(self, connection: EngineConnection, upstream: "LeanUpstream") -> None:
         self._connection: EngineConnection | None = connection
         self._upstream = upstream
         self._head_data = connection.head_data
         self._headers: Mapping[bytes, bytes] | None = None
-        self.status = connection.status
+        self._status = 0
+
+    @property
+    def status(self) -> int:
+        """HTTP status; 0 while it is not known."""
+        connection = self._connection
+        return self._status if connection is None else connection.status
 
     @property
     def headers(self) -> Mapping[bytes, bytes]:
@@ -90,6 +96,33 @@ class LeanResponse:
             self._headers = headers_in(self._head_data)
             self._head_data = []
         return self._headers
+
+    def listen(self, listener: Callable[[], None] | None, *, whole: bool = False) -> None:
+        """See ``BegunResponse``."""
+        if self._connection is not None:
+            self._connection.listen(listener, whole=whole)
+
+    @property
+    def unread(self) -> int:
+        """See ``BegunResponse``."""
+        return 0 if self._connection is None else self._connection.unread
+
+    @property
+    def ended(self) -> bool:
+        """See ``BegunResponse``."""
+        return self._connection is None or self._connection.ended
+
+    def take(self) -> bytes | None:
+        """See ``BegunResponse``."""
+        connection = self._connection
+        return b"" if connection is None else connection.take()
+
+    def hand_over(self) -> EngineConnection | None:
+        """The connection, for another response; this one is of no further use."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            self._status = connection.status
+        return connection
 
     # No coroutines of their own: a stream asks for its next part very often.
 
@@ -105,7 +138,7 @@ class LeanResponse:
 
     def close(self) -> None:
         """Give the connection back, or close it."""
-        connection, self._connection = self._connection, None
+        connection = self.hand_over()
         if connection is not None:
             self._upstream.take_back(connection)
 
@@ -157,8 +190,22 @@ class LeanUpstream:
         # Transports report their end in the next turn of the loop.
         await asyncio.sleep(0)
 
+    def begin(self, method: bytes, url: str, body: bytes) -> LeanResponse | None:
+        """See ``Upstream``."""
+        key, head = head_of(method, url, ())
+        connection = self._kept(key)
+        if connection is None:
+            return None
+        connection.begin(b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body))
+        return LeanResponse(connection, self)
+
     async def send(
-        self, method: bytes, url: str, body: bytes = b"", headers: tuple[tuple[bytes, bytes], ...] = ()
+        self,
+        method: bytes,
+        url: str,
+        body: bytes = b"",
+        headers: tuple[tuple[bytes, bytes], ...] = (),
+        begun: BegunResponse | None = None,
     ) -> LeanResponse:
         """Send a request and wait for the head of its answer."""
         key, head = head_of(method, url, headers)
@@ -166,13 +213,18 @@ class LeanUpstream:
             request = b"%b\r\ncontent-length: %d\r\n\r\n%b" % (head, len(body), body)
         else:
             request = head + b"\r\n\r\n"
-        connection = self._kept(key)
-        kept = connection is not None
+        connection = begun.hand_over() if isinstance(begun, LeanResponse) else None
+        waiting = kept = connection is not None
+        if connection is None:
+            connection = self._kept(key)
+            kept = connection is not None
         while True:
             if connection is None:
                 connection = await self._connect(key)
             try:
-                await connection.ask(request, headless=method == b"HEAD")
+                if not waiting:
+                    connection.begin(request, headless=method == b"HEAD")
+                await connection.head()
                 if connection.status in NOT_HERE:
                     raise Unreachable(f"{url} answered {connection.status}")
                 return LeanResponse(connection, self)
@@ -184,7 +236,7 @@ class LeanUpstream:
             except BaseException:
                 connection.abort()
                 raise
-            connection, kept = None, False
+            connection, kept, waiting = None, False, False
 
     def take_back(self, connection: EngineConnection) -> None:
         """Keep a connection whose exchange has ended, close any other."""

@@ -2,7 +2,7 @@
 
 from prometheus_client import CollectorRegistry
 
-from core.config.schema import SandboxSection
+from core.config.sandbox import SandboxSection
 from sandbox.runtimes.base import Runtime
 from sandbox.runtimes.bubblewrap import BubblewrapLauncher
 from sandbox.runtimes.launch import Launcher

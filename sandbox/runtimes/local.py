@@ -10,7 +10,7 @@ from pathlib import Path
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from core.config.schema import SandboxSection
+from core.config.sandbox import SandboxSection
 from core.errors import HoneError, SandboxError
 from sandbox.runtimes.base import BoxSpec
 from sandbox.runtimes.channel import Channel, ChannelClosed

@@ -14,7 +14,7 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from pydantic import ValidationError
 
-from core.config.schema import SandboxSection, WorkerSection
+from core.config.sandbox import SandboxSection, WorkerSection
 from core.errors import InvalidRequest, NotFound, RateLimited, SandboxError
 from sandbox.runtimes.base import Box, BoxSpec, Conversation, ExecResult, Outcome, Runtime
 from sandbox.runtimes.conversation import ConversationEnded

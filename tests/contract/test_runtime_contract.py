@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 import pytest_asyncio
 
-from core.config.schema import SandboxSection
+from core.config.sandbox import SandboxSection
 from core.errors import SandboxError
 from sandbox.runtimes.base import Box, BoxSpec, Outcome, Runtime
 from sandbox.runtimes.conversation import ConversationEnded

@@ -6,7 +6,6 @@ import math
 import pytest
 
 from core.access import ApiKey, AuditRecord, Scope, Tenant
-from core.drafter import Drafter
 from core.episode import EpisodeGroup, EpisodeStatus
 from core.errors import Conflict, InvalidTransition, LeaseLost, NotFound, StoreError
 from core.experiment import Arm, Assignment, Experiment
@@ -450,16 +449,6 @@ async def test_the_first_assignment_of_a_key_stays(store: Store) -> None:
     with pytest.raises(Conflict):
         async with store.transaction() as work:
             await work.assignments.add(first.model_copy(update={"experiment_id": "exp_absent"}))
-
-
-async def test_drafters(store: Store) -> None:
-    """Drafters are listed by Base, oldest first."""
-    drafters = [Drafter(id=f"drf_{n}", base="smol", path="/d", created_at=float(n)) for n in range(2)]
-    async with store.transaction() as work:
-        for drafter in reversed(drafters):
-            await work.drafters.add(drafter)
-        assert await work.drafters.list("smol") == drafters
-        assert await work.drafters.list("other") == []
 
 
 async def test_tenants_keys_and_audit(store: Store) -> None:

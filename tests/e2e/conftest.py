@@ -158,6 +158,9 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         "learner.metrics_port": 0,
         "worker.lease_seconds": 4.0,
         "fleet.drain_seconds": 2.0,
+        # On a busy machine speeds are noise; tests ask for a Variant and expect it.
+        "fleet.speculation_switch": False,
+        "fleet.sameness_seconds": 0.0,
     }
     config = load_settings(overrides=overrides)
     asyncio.run(prepare(config, lambda _: None))

@@ -104,6 +104,23 @@ async def test_twenty_turns_of_an_attempt_do_not_drift(harness: Harness, stream)
     assert harness.count("hone_turn_links_total", link="continues") == 19
 
 
+async def test_ids_that_cannot_fit_never_reach_the_engine(harness: Harness):
+    """Where the ids of the prompt are known, the context is checked by them and not by an estimate."""
+    talk = Conversation(harness, await attempt(harness))
+    await talk.turn()
+    talk.hear("go on")
+    (first,) = await talk.turns()
+    async with harness.store.transaction() as work:
+        deployment = await work.deployments.get("dep_a")
+        room = len(first.prompt_ids) + len(first.output_ids) + 40
+        await work.deployments.put(deployment.model_copy(update={"max_model_len": room}))
+    await harness.gateway.routing.refresh()
+    asked = len(harness.engine.requests)
+    await talk.turn(expect=400)
+    assert len(harness.engine.requests) == asked
+    await talk.turn(max_tokens=2)
+
+
 async def test_without_it_the_same_conversation_drifts(harness: Harness):
     """A client's conversation is rendered anew by default: the check above can fail."""
     talk = Conversation(harness, await attempt(harness, purpose="client"))

@@ -180,11 +180,11 @@ async def test_many_streams_at_once_are_all_recorded(harness: Harness):
 async def test_an_error_inside_a_stream_is_openais_error_event(harness: Harness, monkeypatch):
     """An engine that reports its failure inside the stream gets the same end as one that dies."""
 
-    async def failing(request, call, generations):
+    async def failing(request, answer):
         response = web.StreamResponse(headers={"content-type": "text/event-stream"})
         await response.prepare(request)
         chunks = [
-            *islice(fake_shapes.stream(call, generations), 3),
+            *islice(fake_shapes.stream(answer.call, answer.generations), 3),
             fake_shapes.error_body("no memory", type_="X", code=500),
         ]
         for chunk in chunks:

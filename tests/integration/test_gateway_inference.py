@@ -154,7 +154,7 @@ async def test_names_resolve_to_versions_and_variants(harness: Harness):
 
 
 async def test_models_lists_names_that_answer(harness: Harness):
-    """``/v1/models`` names Base, Policy, live versions and fast variants, and each of them can be asked."""
+    """``/v1/models`` names Base, Policy, live versions, fast variants and the choice between them."""
     await harness.mint()
     await harness.mint(live=False)
     await harness.deploy("dep_a", versions=(1,))
@@ -162,7 +162,8 @@ async def test_models_lists_names_that_answer(harness: Harness):
     client = harness.client()
     names = [model.id async for model in client.models.list()]
     assert names == [
-        "base", "base-fast", "coder", "coder-fast", "coder@0", "coder-fast@0", "coder@1", "coder-fast@1",
+        "base", "base-fast", "base-auto", "coder", "coder-fast", "coder-auto", "coder@0", "coder-fast@0",
+        "coder-auto@0", "coder@1", "coder-fast@1", "coder-auto@1",
     ]  # fmt: skip
     for name in names:
         assert (await client.models.retrieve(name)).id == name
@@ -184,7 +185,7 @@ async def test_models_lists_names_that_answer(harness: Harness):
         (CHAT | {"max_tokens": -1}, 400, "invalid_request", "max_tokens"),
         (CHAT | {"max_tokens": "8"}, 400, "invalid_request", "max_tokens"),
         (CHAT | {"max_completion_tokens": 1.5}, 400, "invalid_request", "max_completion_tokens"),
-        (CHAT | {"max_tokens": 99_999}, 400, "invalid_request", "max_tokens"),
+        (CHAT | {"max_tokens": 99_999}, 400, "context_length_exceeded", "max_tokens"),
         (CHAT | {"n": 0}, 400, "invalid_request", "n"),
         (CHAT | {"stream": "yes"}, 400, "invalid_request", "stream"),
         ({"model": POLICY}, 400, "invalid_request", "messages"),

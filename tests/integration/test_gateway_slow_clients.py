@@ -81,7 +81,7 @@ async def test_a_client_that_does_not_read_stops_the_engine_and_not_the_memory(
                 await asyncio.sleep(1.0)
             assert sent < MOST_KERNEL_BYTES
             upstream: Any = harness.gateway.upstream
-            held = [connection._unread for connection in upstream._connections]
+            held = [connection.unread for connection in upstream._connections]
             assert max(held) <= 2 * UNREAD_BYTES
             assert harness.count("hone_streams_in_flight") == 1
         await asyncio.wait_for(left.wait(), 30)

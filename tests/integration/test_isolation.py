@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from core.config.schema import SandboxSection
+from core.config.sandbox import SandboxSection
 from core.errors import MachineError, SandboxError
 from sandbox.runtimes.base import BoxSpec, Outcome, Runtime
 from sandbox.runtimes.bubblewrap import BubblewrapLauncher, Layout, bwrap_arguments

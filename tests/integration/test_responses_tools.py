@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 import openai
 import pytest
 
+from core.config.gateway import ContextBudget, ContextSection
 from gateway.hosted_tools.base import ProducedFile, ToolOutcome
 from gateway.responses_api.run import Bounds
 from tests.gateway_harness import served
@@ -220,3 +221,39 @@ async def test_arguments_that_json_cannot_say_again_are_a_failed_call(api: Api, 
     assert [item["status"] for item in events[-1]["response"]["output"]] == ["failed", "completed"]
     assert whole.output_text == "Sorry."
     assert api.inference.bodies[1]["messages"][-1]["content"] == "error: the arguments are not a JSON object"
+
+
+async def test_older_results_of_hosted_tools_leave_a_prompt_over_its_budget(fresh_sqlite_url, open_store):
+    """The model is shown a line in their place and the Turn says what it compacts; the response keeps them, and the
+    next one begins with all of them."""
+    inference, hosted = FakeInference(), FakeHostedTools()
+    hosted.outcomes["code_interpreter"] = ToolOutcome(text="y" * 600)
+    budget = ContextBudget(tokens=100, keep_results=1, least_characters=20)
+    context = ContextSection(budgets={"coder": budget})
+    app = responses_app(inference, await open_store(fresh_sqlite_url), hosted, context=context)
+    async with served(app) as url:
+        api = Api(url, inference, hosted)
+        async with api.client:
+            api.say(Said(calls=[CODE_CALL]), Said(calls=[CODE_CALL]), Said(text="done"), Said(text="more"))
+            first = await api.client.responses.create(
+                model="coder@3", input="x", tools=[CODE_TOOL], include=["code_interpreter_call.outputs"]
+            )
+            await api.client.responses.create(
+                model="coder@3", input="y", tools=[CODE_TOOL], previous_response_id=first.id
+            )
+    stub = "[tool result left out to save context: 600 characters]"
+    results = [
+        [message["content"] for message in body["messages"] if message["role"] == "tool"] for body in inference.bodies
+    ]
+    assert results == [[], ["y" * 600], [stub, "y" * 600], [stub, "y" * 600]]
+    assert [call.compacts for call in inference.calls] == [None, None, "turn_2", "turn_3"]
+    assert [item.outputs[0].logs for item in first.output if item.type == "code_interpreter_call"] == ["y" * 600] * 2
+
+
+async def test_without_a_budget_nothing_is_taken_out(api: Api):
+    """However long a loop grows, its results stay."""
+    api.hosted.outcomes["code_interpreter"] = ToolOutcome(text="y" * 9000)
+    api.say(Said(calls=[CODE_CALL]), Said(calls=[CODE_CALL]), Said(text="done"))
+    await api.client.responses.create(model="coder", input="x", tools=[CODE_TOOL])
+    assert [call.compacts for call in api.inference.calls] == [None] * 3
+    assert sum(message["content"] == "y" * 9000 for message in api.inference.bodies[-1]["messages"]) == 2

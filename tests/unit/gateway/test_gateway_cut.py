@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from msgspec import Raw
 
 from gateway.inference import rewrite
-from gateway.inference.cut import cut_whole
+from gateway.inference.cut import cut_chunk, cut_whole
 from gateway.inference.request import CapturePlan
 from gateway.inference.rewrite import AnswerRewriter
 from gateway.inference.target import Target
@@ -49,6 +49,37 @@ def rewriter(*, single=True):
 
 def compact(body):
     return json.dumps(body, separators=(",", ":"), ensure_ascii=False).encode()
+
+
+def chunk(text, calls, ids, finish):
+    """An event of a stream as vLLM 0.32 writes it."""
+    entries = [{"token": text[:3], "logprob": -0.5, "bytes": [1, 2], "top_logprobs": []} for _ in ids]
+    delta = {"content": text, "tool_calls": calls}
+    choice = {"index": 0, "delta": delta, "logprobs": {"content": entries}, "finish_reason": finish, "token_ids": ids}
+    shared = {"id": "chatcmpl-1", "object": "chat.completion.chunk", "created": 1, "model": "engine-name"}
+    return shared | {"choices": [choice]}
+
+
+@given(TEXT, CALLS, IDS, st.sampled_from([None, "stop"]))
+def test_cutting_an_event_equals_decoding_it(text, calls, ids, finish):
+    """Whatever was said, both ways give the same bytes and the same piece of the message."""
+    data = compact(chunk(text, calls, ids, finish))
+    cut = cut_chunk(data)
+    assert cut is not None
+    fast, slow = rewriter(), rewriter(single=False)
+    assert fast.chunk(data) == slow.chunk(data)
+    assert [bytes(piece) for piece in fast.deltas[b"0"]] == [bytes(piece) for piece in slow.deltas[b"0"]] == [cut[1]]
+
+
+@given(TEXT, IDS)
+def test_events_with_more_than_a_part_of_the_answer_are_decoded(text, ids):
+    """The prompt's ids, the usage, and pieces that say nothing are left to the decoder."""
+    event = chunk(text, [], ids, None)
+    assert cut_chunk(compact(event | {"prompt_token_ids": ids})) is None
+    assert cut_chunk(compact(event | {"usage": {"prompt_tokens": 1}})) is None
+    assert cut_chunk(compact(event | {"choices": []})) is None
+    assert cut_chunk(compact({**event, "choices": [{**event["choices"][0], "delta": {}}]})) is None
+    assert cut_chunk(compact({**event, "choices": [{**event["choices"][0], "logprobs": None}]})) is None
 
 
 @given(TEXT, CALLS, IDS, IDS)

@@ -122,6 +122,18 @@ def test_chunks_that_only_carry_token_ids_are_not_shown():
     assert open_.chunk(chunk) is not None
 
 
+@pytest.mark.parametrize("asked", [{"return_token_ids": True}, {"logprobs": True}])
+def test_client_that_asked_for_ids_or_logprobs_sees_chunks_without_text(asked):
+    """Half a character has a token and no text yet: who asked for ids or log-probs gets those of every token."""
+    choice = {"index": 0, "delta": {}, "logprobs": {"content": [1]}, "token_ids": [7], "finish_reason": None}
+    chunk = json.dumps({"model": "m", "choices": [choice]}).encode()
+    shown = rewriter(parsed(stream=True, **asked).plan).chunk(chunk)
+    assert shown is not None
+    (kept,) = json.loads(shown)["choices"]
+    assert kept["token_ids"] == ([7] if "return_token_ids" in asked else None)
+    assert kept["logprobs"] == ({"content": [1]} if "logprobs" in asked else None)
+
+
 @pytest.mark.parametrize(
     ("endpoint", "fields", "choices"),
     [

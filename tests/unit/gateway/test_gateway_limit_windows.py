@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from core.access import Allowance, ApiKey, Scope, Tenant
-from core.config.schema import GatewaySection, HoneConfig, ModelPrice
+from core.config.gateway import GatewaySection, ModelPrice
+from core.config.schema import HoneConfig
 from core.errors import PermissionDenied, QuotaExceeded, RateLimited, StoreError
 from core.usage import month_end
 from gateway.auth import Caller

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config.load import environment_for_child, load_config, masked
-from core.config.schema import OutsideProvider
+from core.config.outside import OutsideProvider
 from core.errors import InvalidRequest, RateLimited
 from gateway.outside.errors import outside_error
 from gateway.outside.request import OPENAI_FIELDS, completion_arguments, prefix_of

@@ -106,11 +106,19 @@ def test_usage_and_speculation_come_from_the_engine():
     """Cached prompt tokens and draft counts are taken over where the engine reports them."""
     payload = chunk([5], [-0.1], finish="stop", prompt_token_ids=[1, 2]) | {
         "usage": {"prompt_tokens_details": {"cached_tokens": 1}},
-        "metrics": {"speculative_decoding": {"num_draft_tokens": 8, "num_accepted_draft_tokens": 5}},
+        "metrics": {
+            "speculative_decoding": {
+                "num_draft_tokens": 8,
+                "num_accepted_draft_tokens": 5,
+                "num_spec_steps": 4,
+                "acceptance_histogram": [1, 1, 2],
+            }
+        },
     }
     (turn,) = build_turns(capture([payload]))
     assert (turn.usage.prompt_tokens, turn.usage.completion_tokens, turn.usage.cached_tokens) == (2, 1, 1)
-    assert (turn.speculation.drafted, turn.speculation.accepted) == (8, 5)
+    assert (turn.speculation.drafted, turn.speculation.accepted, turn.speculation.steps) == (8, 5, 4)
+    assert turn.speculation.accepted_at == (3, 2)
 
 
 def test_everything_of_a_turn_comes_from_the_record():

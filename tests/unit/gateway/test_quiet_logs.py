@@ -7,7 +7,8 @@ import pytest
 import structlog
 from prometheus_client import CollectorRegistry
 
-from core.config.schema import HoneConfig, OutsideProvider
+from core.config.outside import OutsideProvider
+from core.config.schema import HoneConfig
 from gateway.inference.exact import ExactTurns
 from gateway.inference.splice import Misfit
 from gateway.metrics import GatewayMetrics

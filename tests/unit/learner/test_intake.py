@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from core.config.schema import LearnerSection
+from core.config.learner import LearnerSection
 from core.episode import Episode, EpisodeStatus, StopReason
 from core.errors import LearnerError
 from core.policy import PolicySpan

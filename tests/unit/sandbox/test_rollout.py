@@ -5,6 +5,7 @@ import json
 import pytest
 from prometheus_client import CollectorRegistry
 
+from core.config.gateway import ContextBudget, ContextSection
 from core.episode import Episode, EpisodeStatus, StopReason
 from core.errors import (
     EngineError,
@@ -52,6 +53,7 @@ class Bench:
         self.answers = []
         self.gateway = StubGateway(self._answer, store=store)
         self.metrics = WorkerMetrics(CollectorRegistry())
+        self.budgets = {"small": ContextBudget(tokens=256, keep_results=1, least_characters=20)}
 
     def _answer(self, body, number):
         answer = self.answers[min(number, len(self.answers) - 1)]
@@ -68,18 +70,19 @@ class Bench:
             metrics=self.metrics,
             concurrency=4,
             durable_seconds=1.0,
+            context=ContextSection(budgets=self.budgets),
         )
 
     async def stop(self):
         await self.client.close()
         await self.gateway.stop()
 
-    async def run(self, task, *answers, job=None, **request):
+    async def run(self, task, *answers, job=None, policy="coder", **request):
         """The Episode of one attempt at ``task`` that the policy answers so."""
         self.answers = [StubAnswer(text=answer) if isinstance(answer, str) else answer for answer in answers]
         async with self.store.transaction() as tx:
             await tx.tasks.add_many([task])
-        payload = RolloutRequest(task_id=task.id, policy="coder", version=3, **request)
+        payload = RolloutRequest(task_id=task.id, policy=policy, version=3, **request)
         return await self.runner.run_episode(payload, job=job or job_of())
 
     async def stored(self, token=1):
@@ -137,6 +140,23 @@ async def test_tools_and_policy_take_turns_until_an_answer(bench):
     assert last[2]["content"] == "Tool output:\n5"
     seeds = {call.body["seed"] for call in bench.gateway.calls}
     assert len(seeds) == 3
+
+
+async def test_older_tool_results_leave_a_prompt_that_outgrows_its_budget(bench):
+    """The policy is shown a line in their place, the gateway is told which Turn was compacted, and judges see all."""
+    talk = json.dumps({"name": "python", "arguments": {"code": "print('x' * 500)"}})
+    task = task_of(max_turns=5, verifiers=(("exact", {"expected": "done"}),))
+    episode = await bench.run(task, talk, talk, talk, "done", policy="small")
+    shown = [[message["content"] for message in call.body["messages"]] for call in bench.gateway.calls]
+    stub = "Tool output:\n[tool result left out to save context: 500 characters]"
+    long = f"Tool output:\n{'x' * 500}"
+    assert [[text for text in prompt if text.startswith("Tool")] for prompt in shown] == [
+        [], [long], [stub, long], [stub, stub, long],
+    ]  # fmt: skip
+    named = [call.headers.get("x-hone-compacts") for call in bench.gateway.calls]
+    assert named == [None, None, *episode.turn_ids[1:3]]
+    assert [result.output for result in episode.tool_results] == ["x" * 500] * 3
+    assert episode.success
 
 
 async def test_calls_that_the_engine_parsed_are_answered_by_tool_messages(bench):
