@@ -21,6 +21,11 @@ class GatewayMetrics:
         """Count an answered request: route, model, status, seconds."""
         self.first_token = stats.first_token
         """Note how long a stream's first event took: model, seconds."""
+        self._answer(registry)
+        self._capture(registry)
+        self._limit(registry)
+
+    def _answer(self, registry: CollectorRegistry) -> None:
         self.streams = Gauge("hone_streams_in_flight", "Streams open now", registry=registry)
         self.stream_failures = Counter(
             "hone_stream_failures", "Streams that an engine broke off after their start", registry=registry
@@ -43,6 +48,17 @@ class GatewayMetrics:
             ("variant", "reason"),
             registry=registry,
         )
+        self.outside_requests = Counter(
+            "hone_outside_requests",
+            "Requests sent to outside models, by provider and outcome (answered, failed)",
+            ("provider", "outcome"),
+            registry=registry,
+        )
+        self.routing_refreshes = Counter(
+            "hone_routing_refreshes", "Times the routing table was read, by outcome", ("outcome",), registry=registry
+        )
+
+    def _capture(self, registry: CollectorRegistry) -> None:
         self.buffered_turns = Gauge("hone_recorder_buffered_turns", "Turns not durable yet", registry=registry)
         self.recorded_turns = Counter("hone_recorded_turns", "Turns made durable", registry=registry)
         self.lost_turns = Counter(
@@ -86,16 +102,8 @@ class GatewayMetrics:
             ("cause",),
             registry=registry,
         )
-        self.outside_requests = Counter(
-            "hone_outside_requests",
-            "Requests sent to outside models, by provider and outcome (answered, failed)",
-            ("provider", "outcome"),
-            registry=registry,
-        )
-        self.routing_refreshes = Counter(
-            "hone_routing_refreshes", "Times the routing table was read, by outcome", ("outcome",), registry=registry
-        )
 
+    def _limit(self, registry: CollectorRegistry) -> None:
         self.limited = Counter(
             "hone_limited_requests", "Requests refused by a limit, by what it counts", ("unit",), registry=registry
         )
