@@ -9,8 +9,10 @@ Differences are candidate minus promoted version on the same prompt, in [-1, 1];
 
 from collections.abc import Mapping
 from enum import StrEnum
+from typing import Annotated
 
-from numpy.typing import ArrayLike
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 from pydantic import Field, model_validator
 
 from core.noun import Noun
@@ -23,7 +25,7 @@ class Family(Noun):
 
     domains: tuple[str, ...] = Field(min_length=1)
     margin: float = Field(default=0.03, gt=0, lt=1)
-    """Loss of the family's mean, over all its prompts, that is still no regression."""
+    """Loss of the mean over its Domains, each weighing the same, that is still no regression."""
     hard_margin: float = Field(default=0.06, gt=0, lt=1)
     """Loss of any one of its Domains that is still no regression."""
 
@@ -34,7 +36,7 @@ class ReleaseRule(Noun):
     targets: tuple[str, ...] = Field(min_length=1)
     """Domains of which at least one must gain; with several, alpha is split among them."""
     families: Mapping[str, Family]
-    guardrails: Mapping[str, float] = Field(default_factory=dict)
+    guardrails: Mapping[str, Annotated[float, Field(gt=0, lt=1)]] = Field(default_factory=dict)
     """Name of a bad event of a request → the largest acceptable share of it, such as ``errors: 0.01``."""
     alpha: float = Field(default=0.005, gt=0, lt=0.5)
     """Chance that a candidate which is not better is promoted."""
@@ -93,17 +95,21 @@ class Trial(Noun):
     domains: Mapping[str, Requirement]
     """Domain → it does not lose more than its hard margin."""
     guards: Mapping[str, Requirement]
+    waiting: Mapping[str, Mapping[str, tuple[float, ...]]] = Field(default_factory=dict)
+    """Family → Domain → differences, in [0, 1], that wait for those of the family's other Domains."""
 
     def compared(self, domain: str, differences: ArrayLike) -> "Trial":
         """With paired differences of a Domain added. Raises KeyError for a Domain of no family."""
         values = unit_interval(differences)
-        families = {
-            name: requirement.after(values) if domain in self.rule.families[name].domains else requirement
-            for name, requirement in self.families.items()
-        }
+        families, waiting = dict(self.families), dict(self.waiting)
+        for name, family in self.rule.families.items():
+            if domain in family.domains:
+                rounds, waiting[name] = _rounds(family, waiting.get(name, {}), domain, values)
+                families[name] = families[name].after(rounds)
         changes: dict[str, object] = {
             "domains": {**self.domains, domain: self.domains[domain].after(values)},
             "families": families,
+            "waiting": waiting,
         }
         if domain in self.gains:
             changes["gains"] = {**self.gains, domain: self.gains[domain].after(values)}
@@ -165,6 +171,21 @@ def open_trial(rule: ReleaseRule) -> Trial:
             name: Requirement(proof=None, harm=BettingTest(null=limit)) for name, limit in rule.guardrails.items()
         },
     )
+
+
+def _rounds(
+    family: Family, waiting: Mapping[str, tuple[float, ...]], domain: str, values: NDArray[np.float64]
+) -> tuple[NDArray[np.float64], dict[str, tuple[float, ...]]]:
+    """Means of one difference of each Domain, as many as there are of all, and what is left.
+
+    A family is tested on such rounds: were its Domains shown one after another, the first ones could prove what the
+    later ones disprove.
+    """
+    queued = {name: waiting.get(name, ()) for name in family.domains}
+    queued[domain] = (*queued[domain], *values.tolist())
+    whole = min(len(one) for one in queued.values())
+    means = np.asarray([one[:whole] for one in queued.values()], dtype=np.float64).mean(axis=0)
+    return means, {name: one[whole:] for name, one in queued.items()}
 
 
 def _keeps(least: float) -> Requirement:

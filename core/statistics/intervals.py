@@ -7,6 +7,9 @@ import numpy as np
 
 from core.noun import Noun
 
+_PART = 500
+"""Resamples drawn at once."""
+
 
 class Interval(Noun):
     """A point estimate with a confidence interval."""
@@ -49,8 +52,12 @@ def clustered_bootstrap(
     sums = np.bincount(place, weights=data)
     counts = np.bincount(place)
     generator = np.random.default_rng(seed)
-    picks = generator.integers(0, len(sums), size=(resamples, len(sums)), dtype=np.int32)
-    means = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
+    means = np.empty(resamples)
+    # In parts: all picks at once would be resamples x clusters numbers.
+    for start in range(0, resamples, _PART):
+        part = slice(start, min(start + _PART, resamples))
+        picks = generator.integers(0, len(sums), size=(part.stop - start, len(sums)), dtype=np.int32)
+        means[part] = sums[picks].sum(axis=1) / counts[picks].sum(axis=1)
     tail = (1.0 - level) / 2.0
     low, high = np.quantile(means, [tail, 1.0 - tail])
     return Interval(mean=float(data.mean()), low=float(low), high=float(high), level=level)

@@ -66,6 +66,28 @@ def test_a_target_outside_all_families_is_an_error() -> None:
         ReleaseRule(targets=("maths",), families=RULE.families)
 
 
+def test_the_order_of_domains_proves_nothing() -> None:
+    """A family that loses is not let through because the Domain that gains was shown first."""
+    rule = ReleaseRule(targets=("code",), families={"work": Family(domains=("code", "text"), hard_margin=0.2)})
+    generator = np.random.default_rng(7)
+
+    def shown(gain: float, count: int) -> np.ndarray:
+        return generator.choice([-1.0, 0.0, 1.0], size=count, p=[0.25 - gain / 2, 0.5, 0.25 + gain / 2])
+
+    trial = open_trial(rule).compared("code", shown(0.06, 5_000))
+    assert not trial.families["work"].proof.rejects(0.05), "nothing is known of the other Domain"
+    trial = trial.compared("text", shown(-0.15, 5_000))
+    assert trial.families["work"].harm.count == 5_000
+    assert trial.decide().outcome is Outcome.REJECT
+
+
+def test_a_guardrail_that_could_never_hold_is_an_error() -> None:
+    """Shares of 0 and 1 are refused when the rule is read, not at the first event."""
+    for share in (0.0, 1.0):
+        with pytest.raises(ValueError, match="guardrails"):
+            ReleaseRule(targets=("code",), families=RULE.families, guardrails={"errors": share})
+
+
 def test_evidence_goes_on_after_a_restart() -> None:
     """A Trial that was stored and read again decides as the one that stayed in memory."""
     trial, _ = run({"code": 0.1, "tools": 0.0, "text": 0.0}, seed=5)
