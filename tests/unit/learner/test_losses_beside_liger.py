@@ -1,8 +1,8 @@
 """Losses beside Liger's, which are TRL's: the same value and gradient on random batches.
 
 Liger 0.8.5, ``chunked_loss/grpo_loss.py``. Its function takes one advantage for each sequence and averages as TRL
-does. GSPO is compared without importance weights: its token form, which is verl's, gives each token's gradient its own
-weight, where Liger's gives all tokens of a sequence the mean.
+does. GSPO is compared without importance weights: its token form, which is verl's, gives each token's gradient its
+own weight, where Liger's gives all tokens of a sequence the mean.
 """
 
 from collections.abc import Callable
