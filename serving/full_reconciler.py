@@ -12,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from core.config.load import PREFIX, environment_for_child
 from core.config.schema import HoneConfig
 from core.deployment import DeploymentStatus
 from core.errors import (
@@ -19,6 +20,7 @@ from core.errors import (
     ConfigurationError,
     CorruptArtefact,
     EngineError,
+    EngineUnavailable,
     EngineUnsupported,
     StoreError,
 )
@@ -26,7 +28,7 @@ from core.policy import Base, Checkpoint, Policy, PolicyVersion, ServingStatus
 from serving.fleet_metrics import FleetMetrics
 from serving.fleet_records import Fence, FleetRecords, ServingChange
 from serving.full_checksums import FullChecksums
-from serving.full_plan import full_plan
+from serving.full_plan import full_plan, wanted_candidate
 from serving.full_records import FullRecords, FullState
 from serving.full_routing import carried_version
 from serving.full_swap import UNLABELLED, FullSwap, SwapFailed, swappable
@@ -94,7 +96,8 @@ class FullReconciler:
         )
         self._checked: dict[int, FullWeights] = {}
         """Versions whose folders were looked at and found good."""
-        self._failures: dict[int, int] = {}
+        self._failures: dict[int, set[tuple[str, int]]] = {}
+        """Version → Deployment and life of an engine that was away, or a number below zero for each other failure."""
 
     async def run(self, replicas: Sequence[Replica]) -> None:
         """Give every reachable replica its version: closed ones first, so that they answer while others swap."""
@@ -107,10 +110,14 @@ class FullReconciler:
             await self._open_as_base(replicas)
             return
         carried = [await self._carried(replica) for replica in replicas]
-        plan = full_plan(state.policy, state.versions.values(), carried)
+        seats = [replica.reachable and not replica.closed for replica in replicas]
+        plan = full_plan(state.policy, state.versions.values(), carried, seats=seats)
         turns = sorted(zip(replicas, carried, plan, strict=True), key=lambda turn: turn[0].ready)
         for replica, carries, wanted in turns:
             if not replica.reachable or replica.closed:
+                continue
+            if replica.ready and _tried(wanted, state.policy) and not _others_answer(replica, replicas):
+                # It stays where it is until another replica really has the Policy's traffic.
                 continue
             if (carries != wanted or not replica.ready) and not await self._bring(replica, wanted, state, replicas):
                 # What is wanted may be another version now: the next pass plans anew.
@@ -126,9 +133,9 @@ class FullReconciler:
 
     async def _carried(self, replica: Replica) -> int | None:
         """The version that a ready replica really carries, asked of the engine; None: it is not open, or is lost."""
-        if not (replica.ready and replica.reachable):
+        if not (replica.ready and replica.reachable) or replica.closed:
             return None
-        recorded = carried_version(replica.deployment)
+        life, recorded = replica.life, carried_version(replica.deployment)
         try:
             label = await swappable(replica.engine).weights_label()
         except EngineError as error:
@@ -136,6 +143,9 @@ class FullReconciler:
             return recorded
         if label == f"{self._policy}@{recorded}" or (recorded == 0 and label == UNLABELLED):
             return recorded
+        if replica.closed or not replica.ready or replica.life != life:
+            # It was drained for a restart, or lost, while the question was on its way.
+            return None
         # An engine that was restarted behind the fleet's back: nothing may go there until it is right again.
         log.warning("other_weights", url=replica.engine.url, recorded=recorded, label=label)
         replica.move_to(DeploymentStatus.SWAPPING, f"its weights are '{label}'")
@@ -145,7 +155,7 @@ class FullReconciler:
     async def _open_as_base(self, replicas: Sequence[Replica]) -> None:
         """The Policy does not exist yet: its version 0 is ready when it does."""
         for replica in replicas:
-            if replica.reachable and not replica.ready:
+            if replica.reachable and not replica.ready and not replica.closed:
                 await self._swap.run(replica, self._full.base_weights(), None)
 
     async def _bring(self, replica: Replica, wanted: int, state: FullState, replicas: Sequence[Replica]) -> bool:
@@ -161,6 +171,9 @@ class FullReconciler:
             if replica.deployment.weights is not None:
                 self._metrics.swapped(replica.deployment, replica.deployment.weights)
             return True
+        if failed.interrupted:
+            # It is drained for a restart, or lost, through no fault of the version: it is one less to answer.
+            return False
         await self._commit(replica)
         self._metrics.swap_failed(failed.error.code)
         served = any(one.ready and carried_version(one.deployment) == wanted for one in replicas)
@@ -210,12 +223,16 @@ class FullReconciler:
         return None
 
     def _too_often(self, version: int, replica: Replica, failed: SwapFailed) -> bool:
-        if isinstance(failed.error, EngineUnsupported):
-            # No version is at fault when an engine can take none at all.
+        """Whether swaps to it have failed three times, or cost three engines their life."""
+        if isinstance(failed.error, EngineUnsupported | StoreError):
+            # No version is at fault when an engine can take none at all, or when nothing can be read at the moment.
             return False
-        self._failures[version] = self._failures.get(version, 0) + 1
+        seen = self._failures.setdefault(version, set())
+        # An engine that is away fails every attempt until it is back: that counts once.
+        number = failed.life if isinstance(failed.error, EngineUnavailable) else -1 - len(seen)
+        seen.add((replica.deployment.id, number))
         log.warning("swap_will_be_tried_again", url=replica.engine.url, version=version, error=failed.error.message)
-        return self._failures[version] >= _ATTEMPTS
+        return len(seen) >= _ATTEMPTS
 
     async def _refuse(self, version: int, reason: str) -> None:
         self._failures.pop(version, None)
@@ -235,9 +252,12 @@ class FullReconciler:
         carried = {
             carried_version(one.deployment): one.deployment.weights for one in replicas if one.ready and one.reachable
         }
+        waiting = wanted_candidate(state.policy, state.versions.values())
         changes = {}
         for number, version in state.versions.items():
-            change = _change(version, carries=number in carried, wanted=number in wanted)
+            change = _change(
+                version, carries=number in carried, wanted=number in wanted, waits=number == waiting
+            )
             if change is not None:
                 weights = carried.get(number)
                 seconds = weights.swap_seconds if change is ServingStatus.LIVE and weights is not None else None
@@ -254,13 +274,24 @@ def _tried(version: int, policy: Policy) -> bool:
     return version not in (0, policy.promoted_version, policy.previous_version)
 
 
-def _change(version: PolicyVersion, *, carries: bool, wanted: bool) -> ServingStatus | None:
-    """The serving status that a version is to have now; None: the one that it has."""
+def _others_answer(replica: Replica, replicas: Sequence[Replica]) -> bool:
+    """Whether another replica has the Policy's traffic: ready, with weights that are not only tried."""
+    others = [one for one in replicas if one is not replica and one.ready and one.reachable and not one.closed]
+    return any(one.deployment.weights is None or not one.deployment.weights.candidate for one in others)
+
+
+def _change(version: PolicyVersion, *, carries: bool, wanted: bool, waits: bool) -> ServingStatus | None:
+    """The serving status that a version is to have now; None: the one that it has.
+
+    ``waits``: it has the next seat for trying, though there may be none at the moment.
+    """
     status = version.serving
     if status is ServingStatus.REFUSED:
         return None
     if carries and status is not ServingStatus.LIVE:
         return ServingStatus.LIVE
+    if not carries and not wanted and waits:
+        return ServingStatus.WANTED if status is ServingStatus.LIVE else None
     if not carries and not wanted and status in (ServingStatus.LIVE, ServingStatus.DRAINING):
         return ServingStatus.UNLOADED
     return None
@@ -292,5 +323,6 @@ def make_wire(config: HoneConfig) -> WeightWire:
     if config.engine.kind != "vllm":
         raise ConfigurationError("fleet.weight_wire 'nccl' is vLLM's weight transfer", hint="set it to 'disk'")
     fleet = config.fleet
-    sender = SenderProcess(python=config.engine.python or sys.executable)
+    inherited = {key: value for key, value in environment_for_child(config).items() if not key.startswith(PREFIX)}
+    sender = SenderProcess(python=config.engine.python or sys.executable, environment=inherited)
     return NcclWire(sender=sender, address=fleet.advertised_host or fleet.host, port=fleet.weight_wire_port)

@@ -14,7 +14,7 @@ from typing import Protocol, cast
 import structlog
 
 from core.deployment import DeploymentStatus, LoadedVersion, SwapRecord
-from core.errors import EngineError, EngineUnsupported, HoneError, ProbeFailed, StoreError
+from core.errors import EngineError, EngineUnavailable, EngineUnsupported, HoneError, ProbeFailed, StoreError
 from core.policy import ProbeResult
 from serving.engines.base import Engine, WeightControl
 from serving.full_checksums import FullChecksums
@@ -31,6 +31,8 @@ UNLABELLED = "default"
 _QUEUE_SECONDS = 5.0
 """Longest wait for requests that have reached the engine and not begun: those would begin under the new weights."""
 _LOOK_AGAIN_SECONDS = 0.05
+_RESUME_SECONDS = 5.0
+"""Longest wait of a fleet that ends in mid-swap for the engine to go on."""
 
 
 class SwappableEngine(Engine, WeightControl, Protocol):
@@ -44,6 +46,10 @@ class SwapFailed:
     error: HoneError
     refused: bool
     """The version is at fault, not the moment."""
+    life: int = 0
+    """The replica's life in which it began."""
+    interrupted: bool = False
+    """The replica was taken out of service meanwhile, which says nothing about the version."""
 
 
 def swappable(engine: Engine) -> SwappableEngine:
@@ -88,26 +94,31 @@ class FullSwap:
             await self._checksums.expected(wanted)
         except DEFINITE as error:
             self._note(replica, wanted, "refused", started, error.message)
-            return SwapFailed(error, refused=True)
+            return SwapFailed(error, refused=True, life=life)
         except StoreError as error:
-            return SwapFailed(error, refused=False)
+            return SwapFailed(error, refused=False, life=life)
+        if not _in_service(replica, life):
+            return _interrupted(replica, life)
         await self._close(replica, engine, wanted)
+        if not _in_service(replica, life):
+            return _interrupted(replica, life)
         try:
             probe = await self._put(replica, engine, wanted)
         except DEFINITE as error:
             if replica.life != life:
-                return SwapFailed(error, refused=False)
+                return _lost(replica, life)
             await self._refused(replica, engine, wanted, before, error, started)
-            return SwapFailed(error, refused=True)
-        except EngineError as error:
+            return SwapFailed(error, refused=True, life=life)
+        except (EngineError, StoreError) as error:
             log.warning("full_swap_failed", url=replica.engine.url, version=wanted.label, error=error.message)
             self._note(replica, wanted, "failed", started, error.message)
-            return SwapFailed(error, refused=False)
+            return SwapFailed(error, refused=False, life=life)
         if replica.life != life:
-            return SwapFailed(EngineError(f"{replica.engine.url} was lost during the swap"), refused=False)
+            return _lost(replica, life)
         self._carry(replica, wanted, probe, started, candidate=candidate)
         self._note(replica, wanted, "live", started)
-        await self._open(replica)
+        if not await self._open(replica):
+            return _interrupted(replica, life)
         seconds = asyncio.get_running_loop().time() - started
         log.info("full_weights_live", url=replica.engine.url, version=wanted.label, seconds=round(seconds, 3))
         return None
@@ -134,9 +145,7 @@ class FullSwap:
 
     async def _put(self, replica: Replica, engine: SwappableEngine, weights: FullWeights) -> ProbeResult:
         """Pause, apply, clear, compare, resume, probe. Raises what any of them raises, whatever state that leaves."""
-        await engine.pause()
-        identity = await self._apply(engine, weights)
-        await engine.resume()
+        identity = await self._replace(engine, weights)
         if weights.probe is None:
             return _unscored(identity)
         result = await check_probe(engine, replica.deployment.base, weights.probe, self._max_error)
@@ -144,6 +153,21 @@ class FullSwap:
             raise ProbeFailed(f"'{weights.label}' on {engine.url} failed its probe: {result.reason}")
         await self._checksums.proven(engine, weights)
         return result.model_copy(update={"reason": f"{result.reason}; {identity}"})
+
+    async def _replace(self, engine: SwappableEngine, weights: FullWeights) -> str:
+        """Pause, apply, resume; what the identity of the weights rests on.
+
+        A fleet that is ended here leaves the engine running, not frozen: requests in it go on with routing closed,
+        under a label that proves none of their tokens.
+        """
+        try:
+            await engine.pause()
+            identity = await self._apply(engine, weights)
+            await engine.resume()
+        except asyncio.CancelledError:
+            await asyncio.shield(asyncio.create_task(_go_on(engine), name="swap-go-on"))
+            raise
+        return identity
 
     async def _apply(self, engine: SwappableEngine, weights: FullWeights) -> str:
         """Load into the paused engine unless it holds these weights; what their identity rests on."""
@@ -175,24 +199,29 @@ class FullSwap:
         if before is None:
             self._note(replica, wanted, "refused", started, error.message)
             return
+        life = replica.life
         try:
-            await engine.pause()
-            identity = await self._apply(engine, before)
-            await engine.resume()
+            identity = await self._replace(engine, before)
         except HoneError as another:
             log.error("rollback_failed", url=engine.url, version=before.label, error=another.message)
             self._note(replica, wanted, "failed", started, f"{error.message}; putting back: {another.message}")
             replica.lose(f"'{before.label}' could not be put back: {another.message}")
+            return
+        if replica.life != life:
             return
         if before.version != carried_version(replica.deployment):
             self._carry(replica, before, _unscored(identity), started, candidate=False)
         self._note(replica, wanted, "rolled_back", started, error.message)
         await self._open(replica)
 
-    async def _open(self, replica: Replica) -> None:
+    async def _open(self, replica: Replica) -> bool:
+        """Let requests in; False for a replica that was drained for a restart meanwhile, which stays closed."""
+        if replica.closed:
+            return False
         replica.attempts = 0
         replica.move_to(DeploymentStatus.READY)
         await self._commit(replica)
+        return True
 
     def _carry(
         self, replica: Replica, weights: FullWeights, probe: ProbeResult, started: float, *, candidate: bool
@@ -226,6 +255,30 @@ class FullSwap:
                 }
             )
         )
+
+
+async def _go_on(engine: SwappableEngine) -> None:
+    try:
+        async with asyncio.timeout(_RESUME_SECONDS):
+            await engine.resume()
+    except (HoneError, TimeoutError) as error:
+        log.warning("left_paused", url=engine.url, error=str(error))
+
+
+def _in_service(replica: Replica, life: int) -> bool:
+    """Whether a swap may go on: the replica was neither drained for a restart nor lost since it was begun."""
+    return not replica.closed and replica.reachable and replica.life == life
+
+
+def _interrupted(replica: Replica, life: int) -> SwapFailed:
+    error = EngineUnavailable(f"{replica.engine.url} was taken out of service before the swap had ended")
+    return SwapFailed(error, refused=False, life=life, interrupted=True)
+
+
+def _lost(replica: Replica, life: int) -> SwapFailed:
+    return SwapFailed(
+        EngineUnavailable(f"{replica.engine.url} was lost during the swap"), refused=False, life=life
+    )
 
 
 def _unscored(identity: str) -> ProbeResult:

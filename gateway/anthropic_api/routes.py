@@ -80,7 +80,7 @@ def _document(model: type[BaseModel]) -> dict[str, Any]:
     "",
     response_model=MessageAnswer,
     response_class=JSONResponse,
-    responses=_ERRORS | {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+    responses=_ERRORS | {200: {"content": {"text/event-stream": {}}}},
     openapi_extra=_document(CreateMessage),
 )
 async def create_message(request: Request) -> Response:

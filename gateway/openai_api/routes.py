@@ -86,7 +86,8 @@ def inference_routes(handlers: Mapping[str, HotHandler]) -> Sequence[RawRoute]:
 
 def _ok() -> dict[str, Any]:
     headers = {name: {"description": text, "schema": {"type": "string"}} for name, text in _HEADERS_OUT.items()}
-    return {"headers": headers, "content": {"text/event-stream": {"schema": {"type": "string"}}}}
+    # No schema: some readers of OpenAPI 3.1 hold it against the whole text of a stream, others against each event.
+    return {"headers": headers, "content": {"text/event-stream": {}}}
 
 
 def _extra(request: type[BaseModel]) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
         "",
         summary="Create a response",
         response_model=ResponseDocument,
-        responses=_CREATE_ERRORS | {200: {"content": {"text/event-stream": {"schema": {"type": "string"}}}}},
+        responses=_CREATE_ERRORS | {200: {"content": {"text/event-stream": {}}}},
         openapi_extra=_request_document(),
     )
     async def create(request: Request, caller: InferenceCaller) -> Response:
