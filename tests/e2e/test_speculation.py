@@ -11,7 +11,9 @@ from tests.e2e.conftest import Stack
 
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(600)]
 
-REPEATS = [{"role": "user", "content": "Repeat: red green blue red green blue red green blue red green blue"}]
+_SAID = "one two three one two three one two three one two three"
+REPEATS = [{"role": "user", "content": f"Say exactly this again: {_SAID}"}]
+"""The Base does so, and repeats itself, which looking up in the text so far foresees."""
 PROMPTS = [tuple(range(10, 30)), tuple(range(40, 50)) * 2]
 
 
