@@ -23,7 +23,7 @@ from serving.launch import speculation_of
 from serving.observe import observe, observe_drafts
 from serving.ports import check_port
 from serving.provision import Provision, Provisioner
-from serving.reconciler import Reconciler
+from serving.reconciler import Reconciler, keep_off_other_weights
 from serving.replica import Replica
 from serving.restarts import Restarts, drain, settle_seconds
 from serving.speculation.control import SpeculationControl
@@ -132,6 +132,7 @@ class Fleet:
         for replica in self._replicas:
             if not self._config.fleet.full_weights_policy and replica.deployment.policy is not None:
                 replica.update(policy=None, weights=None)
+                await keep_off_other_weights(replica)
         to_launch = [replica for replica in self._replicas if self._needs_launch(replica)]
         # Before any process is started: one that is started and not recorded yet is found by its row.
         await self._records.commit(self._replicas)
@@ -196,7 +197,8 @@ class Fleet:
     def _needs_launch(replica: Replica) -> bool:
         """Whether a replica that was just provisioned is to be started, or its start seen to its end."""
         status = replica.deployment.status
-        replica.closed = status is DeploymentStatus.DRAINING and replica.deployment.restart is not None
+        wished = replica.process is not None and replica.deployment.restart is not None
+        replica.closed = wished and status is DeploymentStatus.DRAINING
         if replica.process is None or replica.reachable or replica.closed:
             return False
         if replica.ready and replica.process.alive():
@@ -225,7 +227,11 @@ class Fleet:
         except HoneError as error:
             log.warning("stop_not_announced", error=error.message, code=error.code)
         longest = self._config.fleet.drain_seconds
-        draining = [drain(replica.engine, settle_seconds=0.0, longest_seconds=longest) for replica in ready]
+        draining = [
+            drain(one.engine, settle_seconds=0.0, longest_seconds=longest, alive=one.process.alive)
+            for one in ready
+            if one.process is not None
+        ]
         await asyncio.gather(*draining)
 
     async def _reconcile_loop(self) -> None:
@@ -259,7 +265,7 @@ class Fleet:
         """Start an engine that was lost again, after a pause that grows with each failed start."""
         if replica.deployment.status is not DeploymentStatus.UNHEALTHY or replica.deployment.id in self._launches:
             return
-        if replica.process is None and replica.home is not None:
+        if replica.process is None and replica.home is not None and replica.given_up:
             log.warning("replaced_here", url=replica.engine.url, machine=replica.deployment.machine)
             await replica.take_home()
         if replica.process is not None:
@@ -289,6 +295,8 @@ class Fleet:
             await self._warm_up(replica)
             if restart is not None:
                 replica.restarted(restart)
+            # Whoever closed the engine before meant the process that has ended.
+            replica.closed = False
             await replica.check()
             await self._records.commit([replica])
         except HoneError as error:
@@ -330,6 +338,7 @@ class Fleet:
                     replica.engine,
                     settle_seconds=settle_seconds(self._config),
                     longest_seconds=self._config.fleet.drain_seconds,
+                    alive=None if replica.process is None else replica.process.alive,
                 )
             await replica.close(stop_engine=True)
             self._progress(f"ended the engine of an earlier run at {replica.engine.url}")

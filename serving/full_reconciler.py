@@ -165,6 +165,9 @@ class FullReconciler:
             return False
         was_ready = replica.ready
         before = await self._before(replica, wanted, state)
+        if replica.closed or not replica.reachable:
+            # It was drained for a restart, or lost, while folders were read.
+            return False
         failed = await self._swap.run(replica, weights, before, candidate=_tried(wanted, state.policy))
         if failed is None:
             self._failures.pop(wanted, None)
@@ -255,9 +258,7 @@ class FullReconciler:
         waiting = wanted_candidate(state.policy, state.versions.values())
         changes = {}
         for number, version in state.versions.items():
-            change = _change(
-                version, carries=number in carried, wanted=number in wanted, waits=number == waiting
-            )
+            change = _change(version, carries=number in carried, wanted=number in wanted, waits=number == waiting)
             if change is not None:
                 weights = carried.get(number)
                 seconds = weights.swap_seconds if change is ServingStatus.LIVE and weights is not None else None

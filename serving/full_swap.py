@@ -267,7 +267,7 @@ async def _go_on(engine: SwappableEngine) -> None:
 
 def _in_service(replica: Replica, life: int) -> bool:
     """Whether a swap may go on: the replica was neither drained for a restart nor lost since it was begun."""
-    return not replica.closed and replica.reachable and replica.life == life
+    return not replica.closed and replica.life == life
 
 
 def _interrupted(replica: Replica, life: int) -> SwapFailed:
@@ -276,9 +276,7 @@ def _interrupted(replica: Replica, life: int) -> SwapFailed:
 
 
 def _lost(replica: Replica, life: int) -> SwapFailed:
-    return SwapFailed(
-        EngineUnavailable(f"{replica.engine.url} was lost during the swap"), refused=False, life=life
-    )
+    return SwapFailed(EngineUnavailable(f"{replica.engine.url} was lost during the swap"), refused=False, life=life)
 
 
 def _unscored(identity: str) -> ProbeResult:

@@ -136,13 +136,19 @@ class Provisioner:
         return None
 
     async def _elsewhere(self, slot: Slot, known: Deployment) -> Replica | None:
-        """An engine of a fleet on another machine: it serves on from there, and is replaced here once it is lost."""
-        engine = self._make_engine(known.url)
-        if not await engine.health():
-            await engine.close()
+        """An engine of a fleet on another machine: it serves on from there, and is replaced here once it is lost.
+
+        One that does not answer at the moment is taken over as unhealthy: as many missed health checks as for any
+        other decide whether it is lost.
+        """
+        if known.status is DeploymentStatus.STOPPED:
             return None
+        engine = self._make_engine(known.url)
+        healthy = await engine.health()
         self._progress(f"taking over the {slot.variant} engine at {known.url} on {known.machine}")
         replica = Replica(deployment=known.model_copy(update={"replica": slot.replica}), engine=engine)
+        if not healthy:
+            replica.move_to(DeploymentStatus.UNHEALTHY, "it did not answer the fleet that took it over")
         launch = self._launch(slot, self._new_port())
         process = EngineProcess.of_launch(launch, self._log_path(slot))
         replica.home = self._make_engine(launch.url), process

@@ -1,11 +1,12 @@
 """Reconciler: brings what replicas hold in line with what the Policies want, loads before everything else.
 
 A version becomes live when every ready replica holds it with a passed probe; until then no Deployment lists it,
-so nothing is routed to it. One definite refusal refuses it everywhere. What is served already is never touched
-by a load that fails.
+so nothing is routed to it. One definite refusal refuses it everywhere, unless it is promoted and was live: then it
+is tried again, ever more seldom. What is served already is never touched by a load that fails.
 """
 
 import asyncio
+import random
 import re
 from collections.abc import Sequence
 from typing import Literal
@@ -13,11 +14,13 @@ from typing import Literal
 import structlog
 
 from core.config.schema import HoneConfig
-from core.deployment import DeploymentStatus, LoadedVersion, SwapRecord
-from core.errors import EngineUnavailable, HoneError, StoreError
+from core.deployment import DeploymentStatus, LoadedVersion, Restart, SwapRecord
+from core.errors import EngineError, EngineUnavailable, HoneError, StoreError
+from core.job import retry_delay_seconds
 from core.policy import Base, Checkpoint, PolicyVersion, ServingStatus
 from serving.fleet_metrics import FleetMetrics
 from serving.fleet_records import FleetRecords, FleetState, Key, ServingChange
+from serving.full_swap import UNLABELLED, swappable
 from serving.hotswap import DEFINITE, check_artefact, engine_model_name, swap_in, swap_out
 from serving.replica import Replica
 
@@ -40,13 +43,18 @@ class Reconciler:
         self._serving: dict[Key, ServingStatus] = {}
         """Serving status as of this pass."""
         self._left_out: frozenset[Key] = frozenset()
+        self._promoted: frozenset[Key] = frozenset()
+        self._again: dict[Key, tuple[int, float]] = {}
+        """Promoted versions that were live and fail now → failed tries, and the event loop time of the next one."""
 
     async def run(self, replicas: Sequence[Replica]) -> None:
         """Load what is wanted, open replicas that are complete, then drain what is not wanted any more."""
         state = await self._records.read()
         self._serving = {key: version.serving for key, version in state.versions.items()}
         self._tell_left_out(state)
-        usable = [replica for replica in replicas if replica.reachable]
+        self._promoted = frozenset((policy.name, policy.promoted_version) for policy in state.policies.values())
+        self._again = {key: again for key, again in self._again.items() if key in state.wanted_keys}
+        usable = [replica for replica in replicas if await _may_serve(replica)]
         new_first = sorted(state.wanted.load, key=lambda version: version.serving is ServingStatus.LIVE)
         for version in new_first:
             await self._bring(version, usable)
@@ -59,12 +67,18 @@ class Reconciler:
         if checkpoint is None:
             return
         name = engine_model_name(version, checkpoint)
+        # One that was closed meanwhile is about to end.
+        usable = [replica for replica in usable if not replica.closed]
+        if self._due(version):
+            for replica in usable:
+                replica.refused.discard(name)
         for replica in usable:
             held = replica.record(name)
             if held is not None and held.state == "draining":
                 replica.keep(held.model_copy(update={"state": "live"}))
         missing = [one for one in usable if one.record(name) is None and name not in one.refused]
         if missing:
+            await self._make_room(missing)
             await self._load(version, checkpoint, missing, usable)
         await self._settle(version, name, usable)
 
@@ -144,10 +158,15 @@ class Reconciler:
         key = _key(version)
         if not failed:
             self._failures.pop(key, None)
+            if not any(name in replica.refused for replica in usable):
+                self._again.pop(key, None)
             return True
         definite = next((error for _, error in failed if isinstance(error, DEFINITE)), None)
-        if any(replica.record(name) is not None for replica in usable):
-            # Others serve it: this replica goes without rather than take a served version from everybody.
+        stays = key in self._promoted and version.serving is not ServingStatus.WANTED
+        if stays and definite is not None:
+            self._try_again_later(version, definite)
+        if any(replica.record(name) is not None for replica in usable) or (stays and definite is not None):
+            # Others serve it, or did: this replica goes without rather than take a served version from everybody.
             for replica, error in failed:
                 if isinstance(error, DEFINITE):
                     replica.refused.add(name)
@@ -160,6 +179,17 @@ class Reconciler:
         await self._records.commit([], {key: ServingChange(ServingStatus.REFUSED, reason)})
         self._serving[key] = ServingStatus.REFUSED
         return False
+
+    def _try_again_later(self, version: PolicyVersion, error: HoneError) -> None:
+        tries = self._again.get(_key(version), (0, 0.0))[0] + 1
+        delay = retry_delay_seconds(tries, random.random())
+        self._again[_key(version)] = tries, asyncio.get_running_loop().time() + delay
+        log.error("promoted_version_fails", version=version.label, again_in=round(delay, 1), error=error.message)
+
+    def _due(self, version: PolicyVersion) -> bool:
+        """Whether a promoted version that failed is to be tried again where it was refused."""
+        again = self._again.get(_key(version))
+        return again is not None and asyncio.get_running_loop().time() >= again[1]
 
     def _too_often(self, key: Key, failed: Sequence[tuple[Replica, HoneError]]) -> bool:
         """Whether loading this version has failed three times, or cost three engines their life."""
@@ -189,7 +219,7 @@ class Reconciler:
         names = await self._names(state)
         for replica in usable:
             held = {one.engine_model for one in replica.deployment.loaded} | replica.refused
-            if not replica.ready and names.keys() <= held:
+            if not replica.ready and not replica.closed and names.keys() <= held:
                 replica.attempts = 0
                 replica.move_to(DeploymentStatus.READY)
         for name, version in names.items():
@@ -220,9 +250,12 @@ class Reconciler:
                 leaving.append((replica, record))
         if leaving:
             busy = await self._records.busy({record.policy for _, record in leaving})
+            # What has drained longest makes room first.
+            leaving.sort(key=lambda one: one[0].draining_since.get(one[1].engine_model, now))
             for replica, record in leaving:
-                waited = now - replica.draining_since[record.engine_model]
-                if self._drained(waited, pinned=(record.policy, record.version) in busy):
+                waited = now - replica.draining_since.get(record.engine_model, now)
+                pinned = (record.policy, record.version) in busy
+                if self._drained(waited, pinned=pinned, crowded=self._crowded(replica)):
                     await swap_out(replica.engine, record.engine_model)
                     replica.drop(record.engine_model)
         await self._forget_orphans(usable, state)
@@ -243,11 +276,28 @@ class Reconciler:
                 serving[key] = ServingChange(ServingStatus.UNLOADED)
         return serving
 
-    def _drained(self, waited: float, *, pinned: bool) -> bool:
-        """A gateway may route by an old table for a moment, whatever Episodes say."""
+    def _drained(self, waited: float, *, pinned: bool, crowded: bool) -> bool:
+        """A gateway may route by an old table for a moment, whatever Episodes say; pinned ones keep their version.
+
+        Where a replica is ``crowded`` they keep it for ``fleet.drain_seconds``.
+        """
         longest = self._config.fleet.drain_seconds
-        shortest = min(longest, max(1.0, 5 * self._config.gateway.routing_refresh_seconds))
-        return waited >= longest or (waited >= shortest and not pinned)
+        if pinned:
+            return crowded and waited >= longest
+        return waited >= min(longest, max(1.0, 5 * self._config.gateway.routing_refresh_seconds))
+
+    def _crowded(self, replica: Replica, *, more: int = 0) -> bool:
+        """Whether a replica, with ``more`` versions, holds more than it is meant to."""
+        return len(replica.deployment.loaded) + more > self._config.engine.max_loaded_versions
+
+    async def _make_room(self, missing: Sequence[Replica]) -> None:
+        """Before a load, unload what only Episodes keep, past its time, where there would be too much."""
+        now = asyncio.get_running_loop().time()
+        for replica in missing:
+            for name, since in sorted(replica.draining_since.items(), key=lambda one: one[1]):
+                if self._crowded(replica, more=1) and self._drained(now - since, pinned=True, crowded=True):
+                    await swap_out(replica.engine, name)
+                    replica.drop(name)
 
     async def _forget_orphans(self, usable: Sequence[Replica], state: FleetState) -> None:
         """Unload names of our Policies that nobody recorded: what a fleet that was killed had begun."""
@@ -266,6 +316,46 @@ class Reconciler:
             labels = [version.label for version in state.wanted.left_out]
             log.warning("versions_left_out", versions=labels, bound=self._config.engine.max_loaded_versions)
         self._left_out = left_out
+
+
+async def keep_off_other_weights(replica: Replica) -> bool:
+    """Take a replica out of service while its engine holds a Policy's full weights; whether it is the Base's.
+
+    A launched engine is restarted, which brings the Base's weights; one that somebody else runs stays out until it
+    was restarted there. An engine that cannot replace its weights has those that it was started with.
+    """
+    try:
+        label = await swappable(replica.engine).weights_label()
+    except EngineUnavailable as error:
+        log.debug("label_unread", url=replica.engine.url, error=error.message)
+        if replica.ready:
+            replica.lose("it did not say whose weights it holds")
+        return False
+    except EngineError as error:
+        log.debug("label_unknown", url=replica.engine.url, error=error.message)
+        return True
+    if label == UNLABELLED:
+        return True
+    reason = f"its weights are '{label}', not the Base's"
+    if replica.deployment.status_reason != reason:
+        log.warning("other_weights", url=replica.engine.url, label=label)
+    if replica.process is None:
+        replica.given_up = True
+        replica.move_to(DeploymentStatus.UNHEALTHY, reason)
+    elif replica.deployment.status in (DeploymentStatus.READY, DeploymentStatus.DRAINING):
+        replica.closed = True
+        replica.move_to(DeploymentStatus.DRAINING, reason)
+        replica.ask_restart(Restart(reason=reason))
+    else:
+        replica.lose(reason)
+    return False
+
+
+async def _may_serve(replica: Replica) -> bool:
+    """Whether versions may be loaded and requests let in: the engine is there, and not meant to end."""
+    if not replica.reachable or replica.closed:
+        return False
+    return replica.ready or await keep_off_other_weights(replica)
 
 
 def _swap(version: PolicyVersion, error: HoneError | None, seconds: float) -> SwapRecord:

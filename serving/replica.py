@@ -70,6 +70,8 @@ class Replica:
         """For an engine that a fleet on another machine launched: what is started here once that one is lost."""
         self.closed = False
         """Drained on purpose: nothing is loaded here and no request let in until it was restarted."""
+        self.given_up = False
+        """The engine was lost since it last served: one of another machine is replaced here."""
         self.restarted_at = 0.0
         """When the last restart that was carried out had been asked for."""
         self.changed = True
@@ -86,7 +88,15 @@ class Replica:
         self.deployment = self.deployment.model_copy(update=fields)
 
     def move_to(self, status: DeploymentStatus, reason: str | None = None) -> None:
-        """Change the status; InvalidTransition when the table forbids it."""
+        """Change the status; InvalidTransition when the table forbids it.
+
+        A replica that is ``closed`` does not become READY, whoever began to open it before it was closed.
+        """
+        if status is DeploymentStatus.READY:
+            if self.closed:
+                log.info("stays_closed", url=self.engine.url, status=self.deployment.status.value)
+                return
+            self.given_up = False
         if status is not self.deployment.status:
             DEPLOYMENT_TRANSITIONS.check(self.deployment.status, status)
             log.info("deployment_status", url=self.engine.url, status=status.value, reason=reason)
@@ -116,7 +126,7 @@ class Replica:
     def note_swap(self, swap: SwapRecord) -> None:
         """Remember how a change of what it holds ended; the same failure again replaces the one before."""
         earlier = self.deployment.swaps
-        if earlier and swap.outcome == "failed" and _same(earlier[-1], swap):
+        if earlier and swap.outcome in ("failed", "refused") and _same(earlier[-1], swap):
             earlier = earlier[:-1]
         self.update(swaps=(*earlier, swap)[-MOST_SWAPS:])
         self.changed = True
@@ -160,6 +170,7 @@ class Replica:
     def lose(self, reason: str) -> None:
         """The engine is away: nothing is routed here, nothing begun before counts."""
         self.life += 1
+        self.given_up = True
         self.begin_life()
         self.update(load=None, answers_to=())
         self.reachable = False
@@ -177,6 +188,8 @@ class Replica:
         """Start the engine's process anew; ``wait_healthy`` follows. Raises MachineError."""
         if self.process is None:
             raise ValueError("an attached engine is not launched")
+        # What was begun with the process that ends here must not count for the one that follows.
+        self.life += 1
         await self.process.stop()
         self.move_to(DeploymentStatus.STARTING)
         if self.launched_as is not None:
@@ -221,7 +234,7 @@ class Replica:
         dead = self.process is not None and not self.process.alive()
         if not dead and self._misses < MISSES_UNTIL_UNHEALTHY:
             return False
-        if self.deployment.status is DeploymentStatus.UNHEALTHY:
+        if self.deployment.status is DeploymentStatus.UNHEALTHY and self.given_up:
             return False
         self.lose("its process ended" if dead else f"no answer to {self._misses} health checks")
         return True

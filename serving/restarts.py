@@ -20,6 +20,8 @@ from serving.replica import Replica
 log = structlog.get_logger(__name__)
 
 _LOOK_SECONDS = 0.1
+_FAILED_READINGS = 3
+"""Readings in a row that fail before an engine that is drained is asked whether it is there at all."""
 
 
 def why_not_now(replica: Replica, replicas: Sequence[Replica]) -> str | None:
@@ -27,7 +29,8 @@ def why_not_now(replica: Replica, replicas: Sequence[Replica]) -> str | None:
 
     A replica that serves may go down while another of its Variant serves, or ``standard`` does in place of the last
     ``fast`` one, or any other in place of the last ``standard`` one: both give the same distribution. The only
-    replica that there is may go down at any time, since waiting would change nothing.
+    replica that there is may go down at any time, since waiting would change nothing. One that carries full weights
+    only to try them answers nobody who asks for the Policy, and covers nothing.
     """
     status = replica.deployment.status
     if status in (DeploymentStatus.STARTING, DeploymentStatus.SWAPPING):
@@ -39,26 +42,51 @@ def why_not_now(replica: Replica, replicas: Sequence[Replica]) -> str | None:
     if failed is not None:
         return f"{failed.engine.url} did not start; the others are left alone"
     variant = replica.deployment.variant
-    covering = {one.deployment.variant for one in others if one.ready}
+    covering = {one.deployment.variant for one in others if one.ready and not _only_tries(one)}
     if variant in covering or Variant.STANDARD in covering or (variant is Variant.STANDARD and covering):
         return None
     return "no other replica is ready to answer in its place"
 
 
-async def drain(engine: Engine, *, settle_seconds: float, longest_seconds: float) -> bool:
+def _only_tries(replica: Replica) -> bool:
+    weights = replica.deployment.weights
+    return weights is not None and weights.candidate
+
+
+async def drain(
+    engine: Engine,
+    *,
+    settle_seconds: float,
+    longest_seconds: float,
+    alive: Callable[[], bool] | None = None,
+) -> bool:
     """Wait until an engine without new requests has ended those in flight; whether it did in time.
 
-    ``settle_seconds``: so long others may still send requests, by an older routing table. An engine that is away
-    has none left.
+    ``settle_seconds``: so long others may still send requests, by an older routing table. An engine whose process
+    ended (``alive``), or that fails three readings in a row and is not healthy either, has none left.
     """
     loop = asyncio.get_running_loop()
     began = loop.time()
+    failed = 0
     while True:
-        waited = loop.time() - began
         try:
             counted = await engine.metrics()
-        except HoneError:
-            return True
+            failed = 0
+        except HoneError as error:
+            failed += 1
+            log.debug("drain_unread", url=engine.url, failed=failed, error=error.message)
+            if alive is not None and not alive():
+                return True
+            if failed >= _FAILED_READINGS and not await engine.health():
+                return True
+            counted = None
+        waited = loop.time() - began
+        if counted is None:
+            if waited >= longest_seconds:
+                log.warning("drained_unseen", url=engine.url)
+                return False
+            await asyncio.sleep(_LOOK_SECONDS)
+            continue
         if counted.running + counted.waiting == 0 and waited >= min(settle_seconds, longest_seconds):
             return True
         if waited >= longest_seconds:
@@ -110,8 +138,9 @@ class Restarts:
     async def _restart(self, replica: Replica) -> None:
         wish = replica.deployment.restart
         log.info("restarting", url=replica.engine.url, reason=None if wish is None else wish.reason)
+        # Also where it does not serve: a pass of the reconciler that is under way must not open it now.
+        replica.closed = True
         if replica.ready:
-            replica.closed = True
             replica.move_to(DeploymentStatus.DRAINING, None if wish is None else wish.reason)
             await self._records.commit([replica])
         if replica.deployment.status is DeploymentStatus.DRAINING:
@@ -119,6 +148,7 @@ class Restarts:
                 replica.engine,
                 settle_seconds=settle_seconds(self._config),
                 longest_seconds=self._config.fleet.drain_seconds,
+                alive=None if replica.process is None else replica.process.alive,
             )
         await self._relaunch(replica)
         replica.closed = False

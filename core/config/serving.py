@@ -113,7 +113,8 @@ class FleetSection(Section):
     reconcile_seconds: float = Field(default=1.0, gt=0)
     """How often wanted and live state are compared when no event wakes the fleet."""
     drain_seconds: float = Field(default=30.0, ge=0)
-    """Longest time that a version, or an engine that is to end, is kept for requests in flight, with no new ones."""
+    """Longest time that a version, or an engine that is to end, is kept for requests in flight, with no new ones;
+    running Episodes keep a version longer while there is room."""
     keep_engines: bool = False
     """Leave launched engines running when the fleet is stopped, for the next one to take over."""
     probe_max_error: float = Field(default=0.02, gt=0)

@@ -19,8 +19,16 @@ from typing import Any, Protocol
 import aiohttp
 import structlog
 
-from core.errors import AdapterRejected, EngineUnavailable
+from core.errors import (
+    AdapterRejected,
+    CorruptArtefact,
+    EngineError,
+    EngineUnavailable,
+    EngineUnsupported,
+    StoreError,
+)
 from serving.weights.full_folder import tensors_of
+from serving.weights.safetensors_file import TensorEntry
 from serving.weights.wire import FullWeights, WeightLoader
 
 log = structlog.get_logger(__name__)
@@ -28,6 +36,9 @@ log = structlog.get_logger(__name__)
 _SENDER = Path(__file__).parents[1] / "engine_plugin" / "hone_weight_sender.py"
 _REQUEST_SECONDS = 600.0
 _LONGEST_LINE = 1 << 20
+_ABOUT_TENSORS = {"/update_weights": frozenset({400, 422})}
+"""Answers with which an engine refuses the tensors that it was told of; others say nothing about the version."""
+_NOT_THERE = frozenset({404, 405, 501})
 _DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F64": "float64"}
 _PACKED_BYTES = 1 << 30
 _PACKED_BUFFERS = 2
@@ -54,17 +65,21 @@ class NcclWire:
     """Implements ``WeightWire``; one transfer at a time."""
 
     def __init__(self, *, sender: WeightSender, address: str, port: int) -> None:
-        """``address``, ``port``: where the sender meets the engines' workers; each engine has the next port."""
+        """``address``, ``port``: where the sender meets the engines' workers; each engine keeps a port of its own,
+        counted from ``port``.
+        """
         self._sender = sender
         self._address = address
         self._port = port
-        self._joined: dict[str, int] = {}
+        self._ports: dict[str, int] = {}
+        self._joined: set[str] = set()
+        """Engines with which the sender, as it runs now, has an open group."""
         self._session: aiohttp.ClientSession | None = None
         self._turn = asyncio.Lock()
 
     async def apply(self, engine: WeightLoader, weights: FullWeights) -> None:
         """Send all tensors of the folder. Raises as ``WeightWire.apply``."""
-        entries = await asyncio.to_thread(tensors_of, Path(weights.path))
+        entries = await asyncio.to_thread(_entries, Path(weights.path))
         names = sorted(entries)
         unknown = next((name for name in names if entries[name].dtype not in _DTYPES), None)
         if unknown is not None:
@@ -83,9 +98,11 @@ class NcclWire:
                     self._sender.send(engine.url, weights.path),
                 )
                 await self._post(engine.url, "/finish_weight_update", {"weight_version": weights.label})
-            except (EngineUnavailable, AdapterRejected):
-                # The group is of no use any more: its peers may wait in a call that nobody will answer.
-                self._joined.pop(engine.url, None)
+            except BaseException:
+                # The group is of no use any more, its peers may wait in a call that nobody will answer, and a sender
+                # that failed or was cut has ended itself: all engines are joined anew, by a sender with free ports.
+                self._joined.clear()
+                await self._sender.close()
                 raise
 
     async def close(self) -> None:
@@ -100,14 +117,14 @@ class NcclWire:
         if url in self._joined:
             return
         workers = int((await self._request("GET", url, "/get_world_size"))["world_size"])
-        port = self._port + len(self._joined)
+        port = self._ports.setdefault(url, self._port + len(self._ports))
         group = {"master_address": self._address, "master_port": port, "rank_offset": 1, "world_size": workers + 1}
         packing = {"packed": True, "packed_buffer_size_bytes": _PACKED_BYTES, "packed_num_buffers": _PACKED_BUFFERS}
         await self._together(
             self._post(url, "/init_weight_transfer_engine", {"init_info": group | packing}),
             self._sender.join(url, address=self._address, port=port, world_size=workers + 1),
         )
-        self._joined[url] = port
+        self._joined.add(url)
 
     async def _together(self, one: Any, other: Any) -> None:
         """Run both sides; when one fails the other is waited for no longer."""
@@ -115,8 +132,9 @@ class NcclWire:
             async with asyncio.TaskGroup() as group:
                 group.create_task(one)
                 group.create_task(other)
-        except* (EngineUnavailable, AdapterRejected) as errors:
-            raise errors.exceptions[0] from None
+        except* EngineError as errors:
+            # Where both failed, the engine's refusal of the tensors says the most.
+            raise min(errors.exceptions, key=lambda error: not isinstance(error, AdapterRejected)) from None
 
     async def _post(self, url: str, path: str, body: Mapping[str, Any] | None = None) -> None:
         await self._request("POST", url, path, body)
@@ -130,13 +148,30 @@ class NcclWire:
                 if response.status >= 500:
                     raise EngineUnavailable(f"{url}{path} answered {response.status}: {text[:200]}")
                 if response.status != 200:
-                    raise AdapterRejected(
-                        f"{url}{path} answered {response.status}: {text[:200]}",
-                        hint="start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config",
-                    )
+                    raise _refusal(path, response.status, f"{url}{path} answered {response.status}: {text[:200]}")
                 return json.loads(text)
         except (TimeoutError, aiohttp.ClientError, OSError, ValueError) as error:
             raise EngineUnavailable(f"{url}{path}: {type(error).__name__}: {error}") from error
+
+
+def _entries(path: Path) -> dict[str, TensorEntry]:
+    """As ``tensors_of``; StoreError where the disk or this process is at fault, not the folder."""
+    try:
+        return tensors_of(path)
+    except CorruptArtefact as error:
+        cause = error.__cause__
+        if isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError):
+            raise StoreError(f"{path} cannot be read at the moment: {cause.strerror}") from error
+        raise
+
+
+def _refusal(path: str, status: int, message: str) -> EngineError:
+    """What an answer below 500 means: only what is said of the tensors is about the version."""
+    if status in _ABOUT_TENSORS.get(path, ()):
+        return AdapterRejected(message)
+    if status in _NOT_THERE:
+        return EngineUnsupported(message, hint="start vLLM with VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config")
+    return EngineError(message)
 
 
 class SenderProcess:
@@ -145,8 +180,8 @@ class SenderProcess:
     It reads commands as JSON lines and answers each with one: ``{"ok": true}`` or ``{"error": …}``.
     """
 
-    def __init__(self, *, python: str, script: Path = _SENDER, environment: Mapping[str, str] | None = None) -> None:
-        """``python``: the interpreter of the engine's environment."""
+    def __init__(self, *, python: str, environment: Mapping[str, str], script: Path = _SENDER) -> None:
+        """``python``: the interpreter of the engine's environment; ``environment``: without Hone's secrets."""
         self._python = python
         self._script = script
         self._environment = environment
@@ -198,6 +233,6 @@ class SenderProcess:
                 stderr=asyncio.subprocess.DEVNULL,
                 limit=_LONGEST_LINE,
                 cwd=os.sep,
-                env=None if self._environment is None else dict(self._environment),
+                env=dict(self._environment),
             )
         return self._process

@@ -48,8 +48,9 @@ class WeightWire(Protocol):
     async def apply(self, engine: WeightLoader, weights: FullWeights) -> None:
         """Replace all weights of a paused engine by ``weights`` and label them; caches are not cleared.
 
-        Raises AdapterRejected when they do not fit, EngineUnavailable when the engine or the wire broke: what the
-        engine holds after either is undefined until a load has succeeded.
+        Raises AdapterRejected when they do not fit, EngineUnavailable when the engine or the wire broke,
+        EngineUnsupported when the engine was not started for this wire, StoreError when the folder cannot be read at
+        the moment: what the engine holds after any of them is undefined until a load has succeeded.
         """
         ...
 

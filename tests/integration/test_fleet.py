@@ -292,6 +292,24 @@ async def test_a_pinned_episode_keeps_its_version_until_the_drain_ends(
         assert all(len(engine.adapters) == 2 for engine in world.engines.values())
 
 
+async def test_a_pinned_episode_outlasts_the_drain_until_room_is_needed(world: World):
+    """Past ``fleet.drain_seconds`` it keeps its version while replicas have room, and loses it to a wanted one."""
+    async with world.store.transaction() as unit:
+        await unit.episodes.add(Episode(id=new_id(EPISODE), tenant_id="ten", policy=POLICY, version=1))
+    for number in (1, 2, 3):
+        await world.publisher.publish()
+        await world.until_serving(number, ServingStatus.LIVE)
+    await world.until_serving(1, ServingStatus.DRAINING)
+    await asyncio.sleep(3 * world.config.fleet.drain_seconds + 0.5)
+    assert all(len(engine.adapters) == 3 for engine in world.engines.values())
+    await world.promote(2)
+    await world.publisher.publish()
+    await world.until_serving(4, ServingStatus.LIVE)
+    await world.until_serving(1, ServingStatus.UNLOADED)
+    await world.until(lambda: all(len(engine.adapters) == 3 for engine in world.engines.values()))
+    assert await world.names(2) and await world.names(3) and await world.names(4)
+
+
 async def test_promoted_and_previous_stay_loaded(world: World):
     """Rollback finds its version loaded, however many candidates follow."""
     for number in (1, 2):

@@ -262,3 +262,67 @@ async def test_all_engines_away_at_once(world: World):
         await world.until_row(
             engine, lambda one: one.status is READY and all(one.holding(POLICY, n) is not None for n in (1, 2))
         )
+
+
+async def test_a_replica_that_is_closed_while_others_load_stays_closed(world: World):
+    """A pass that waits in a load does not open a replica that was drained for a restart meanwhile."""
+    slow = world.engines[0]
+    slow.load_delay_seconds = 1.0
+    loads = len(slow.loads)
+    await world.publisher.publish()
+    await until(lambda: len(slow.loads) > loads)
+    (replica,) = (one for one in world.fleet._replicas if one.engine.url == world.engines[1].url)
+    replica.closed = True
+    replica.move_to(DeploymentStatus.DRAINING, "a test")
+    await world.until_serving(2, ServingStatus.LIVE)
+    await asyncio.sleep(0.5)
+    assert replica.deployment.status is DeploymentStatus.DRAINING
+    replica.closed = False
+    await world.until_row(world.engines[1], lambda one: one.status is READY)
+
+
+async def test_full_weights_that_were_left_behind_are_not_served_as_the_base(world: World):
+    """Without ``fleet.full_weights_policy`` an engine that still holds a Policy's weights stays out, and says why."""
+    left = world.engines[0]
+    await world.fleet.stop()
+    left.weights.label = f"{POLICY}@1"
+    row = await world.row(left)
+    async with world.store.transaction() as work:
+        await work.deployments.put(row.model_copy(update={"policy": POLICY, "loaded": ()}))
+    fleet = Fleet(config=world.config, store=world.store, base=world.base, registry=CollectorRegistry())
+    await fleet.start()
+    try:
+        out = await world.row(left)
+        assert out.status is UNHEALTHY and f"{POLICY}@1" in (out.status_reason or "")
+        await world.publisher.publish()
+        await world.until_serving(2, ServingStatus.LIVE)
+        assert await world.routes(f"{POLICY}@2") == {one.url for one in world.engines[1:]}
+        left.weights.label = "default"
+        await world.until_row(left, lambda one: one.status is READY and one.holding(POLICY, 2) is not None)
+    finally:
+        await fleet.stop()
+
+
+async def test_a_promoted_version_that_no_engine_takes_again_is_not_refused(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    """It was live: engines serve on without it, ask for it ever again, and have it back when the cause passes."""
+    monkeypatch.setattr("serving.reconciler.retry_delay_seconds", lambda *_: 0.2)
+    async with world.store.transaction() as work:
+        await work.policies.update((await work.policies.get(POLICY)).model_copy(update={"promoted_version": 1}))
+    await world.store.events.publish(VERSIONS)
+    await asyncio.gather(*(engine.stop() for engine in world.engines))
+    for engine in world.engines:
+        await world.until_row(engine, lambda one: one.status is UNHEALTHY)
+        engine.refuse_loads = "no room"
+    loads = len(world.engines[0].loads)
+    await asyncio.gather(*(engine.start() for engine in world.engines))
+    await until(lambda: len(world.engines[0].loads) >= loads + 3)
+    assert (await world.publisher.version(1)).serving is ServingStatus.LIVE
+    for engine in world.engines:
+        row = await world.until_row(engine, lambda one: one.status is READY)
+        assert row.loaded == () and [one.outcome for one in row.swaps] == ["live", "refused"]
+        engine.refuse_loads = None
+    for engine in world.engines:
+        await world.until_row(engine, lambda one: one.holding(POLICY, 1) is not None)
+    assert await world.routes(POLICY) == {one.url for one in world.engines}

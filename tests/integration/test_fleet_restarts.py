@@ -252,3 +252,32 @@ async def test_an_engine_of_another_machine_serves_on_until_it_is_lost(world: Wo
             assert rows[0].id == row.id and rows[0].machine != row.machine and alive(rows[0].pid)
             version = await world.publisher.version(1)
             assert version.serving is ServingStatus.LIVE
+
+
+async def test_an_engine_of_another_machine_outlasts_one_missed_check(world: World):
+    """One that does not answer the fleet that follows is unhealthy, not forgotten, and serves when it answers."""
+    async with FakeEngineServer(base_name=BASE) as elsewhere:
+        row = Deployment(
+            id="dep_elsewhere",
+            base=BASE,
+            variant="standard",
+            engine="vllm",
+            url=elsewhere.url,
+            status=DeploymentStatus.READY,
+            machine="another-machine",
+            pid=1,
+        )
+        async with world.store.transaction() as work:
+            await work.deployments.put(row)
+        elsewhere.healthy = False
+        config = world.changed("fleet", replicas={})
+        fleet = Fleet(config=config, store=world.store, base=world.base, registry=CollectorRegistry())
+        await fleet.start()
+        try:
+            elsewhere.healthy = True
+            (taken,) = fleet.deployments
+            assert (taken.id, taken.url, taken.status) == (row.id, row.url, DeploymentStatus.UNHEALTHY)
+            (ready,) = await world.until(lambda rows: rows[0].status is DeploymentStatus.READY)
+            assert (ready.id, ready.url, ready.machine) == (row.id, row.url, row.machine)
+        finally:
+            await fleet.stop()

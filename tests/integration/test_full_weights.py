@@ -14,11 +14,13 @@ from prometheus_client import CollectorRegistry
 
 from core.config.schema import HoneConfig
 from core.deployment import Deployment, DeploymentStatus
+from core.errors import EngineUnavailable, EngineUnsupported, HoneError, StoreError
 from core.policy import PolicySpan, ServingStatus
 from core.turn import Turn
 from serving.engines.fake import FakeEngineServer
 from serving.engines.vllm import VllmEngine
 from serving.fleet import Fleet
+from serving.full_reconciler import FullReconciler
 from store.store import Store
 from tests.full_harness import BASE, POLICY, FullPublisher, full_base, full_probe
 from tests.gateway_harness import Harness, hone_headers, running_gateway
@@ -298,6 +300,74 @@ async def test_an_engine_that_dies_in_mid_swap_comes_back_with_the_version(pair:
     assert dying.weights.label == f"{POLICY}@1"
     # Streams that were frozen on the engine when it died broke with it; nothing after that.
     assert len(pair.failures) <= 2
+
+
+async def test_the_only_live_replica_is_never_taken_for_a_candidate(pair: World) -> None:
+    """With one of two engines away the other has the promoted version; the candidate waits until there are two."""
+    await pair.publisher.publish()
+    await pair.until_carried(0, 1)
+    away = pair.engines[0]
+    await away.stop()
+
+    async def alone() -> bool:
+        return await pair.carried() == [None, 0]
+
+    await pair.until(alone)
+    await pair.until_serving(1, ServingStatus.WANTED)
+    await pair.publisher.publish()
+    await asyncio.sleep(0.5)
+    assert await alone()
+    await pair.harness.gateway.routing.refresh()
+    assert (await pair.harness.post("/v1/chat/completions", {"model": POLICY, "messages": QUESTION})).status == 200
+    await away.start()
+    await pair.until_carried(0, 2)
+
+
+async def test_a_candidate_waits_while_the_other_replica_does_not_open(pair: World) -> None:
+    """A replica that is reachable but cannot be opened does not let the one that answers go."""
+    away = pair.engines[0]
+    await away.stop()
+
+    async def lost() -> bool:
+        return (await pair.deployments())[0].status is DeploymentStatus.UNHEALTHY
+
+    await pair.until(lost)
+    away.weights.delay_seconds["pause"] = 0.05
+    away.weights.development_routes = False
+    await away.start()
+    await pair.publisher.publish()
+    await asyncio.sleep(1.0)
+    assert await pair.carried() == [None, 0]
+    away.weights.development_routes = True
+    await pair.until_carried(0, 1)
+
+
+@pytest.mark.parametrize(
+    "error",
+    [StoreError("stale handle"), EngineUnavailable("away"), EngineUnsupported("not so")],
+    ids=lambda e: e.code,
+)
+async def test_passing_faults_never_refuse_a_version(
+    single: World, monkeypatch: pytest.MonkeyPatch, error: HoneError
+) -> None:
+    """However often a folder cannot be read, or the engine of one life is away, the version is taken in the end."""
+    assert isinstance(single.fleet._reconciler, FullReconciler)
+    swap, failures = single.fleet._reconciler._swap, [error] * 5
+    owner: Any = swap._checksums if isinstance(error, StoreError) else swap
+    name = "expected" if isinstance(error, StoreError) else "_apply"
+    step = getattr(owner, name)
+
+    async def failing(*args: Any) -> Any:
+        if failures and args[-1].version == 1:
+            raise failures.pop()
+        return await step(*args)
+
+    monkeypatch.setattr(owner, name, failing)
+    await single.publisher.publish()
+    await single.publisher.promote(1)
+    await single.until_carried(1)
+    await single.until_serving(1, ServingStatus.LIVE)
+    assert failures == []
 
 
 async def test_an_engine_that_was_restarted_behind_the_fleets_back_is_closed_and_mended(single: World) -> None:

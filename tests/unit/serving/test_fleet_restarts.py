@@ -8,12 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.config.serving import FleetSection
-from core.deployment import MOST_SWAPS, Deployment, DeploymentStatus, Restart, SwapRecord
-from core.errors import EngineUnavailable
+from core.deployment import MOST_SWAPS, Deployment, DeploymentStatus, LoadedVersion, Restart, SwapRecord
+from core.errors import EngineUnavailable, EngineUnsupported
+from core.policy import ProbeResult
 from core.variant import Variant
 from serving.engines.base import EngineMetrics
 from serving.engines.vllm import VllmEngine
+from serving.launcher import EngineProcess
 from serving.observe import observe, observe_drafts
+from serving.reconciler import keep_off_other_weights
 from serving.replica import Replica
 from serving.restarts import drain, why_not_now
 from serving.slots import log_name, next_port, take_row, wanted_slots
@@ -33,14 +36,19 @@ class Counting:
 
     url = "http://engine"
 
-    def __init__(self, *readings: EngineMetrics | None) -> None:
+    def __init__(self, *readings: EngineMetrics | None, healthy: bool = False) -> None:
         self.readings = list(readings)
+        self.healthy = healthy
         self.versions = 0
 
     async def version(self) -> str:
         """Its release, counted."""
         self.versions += 1
         return "0.32.0"
+
+    async def health(self) -> bool:
+        """Whether it says that it can answer."""
+        return self.healthy
 
     async def metrics(self) -> EngineMetrics:
         """The next reading; None: it is away."""
@@ -102,12 +110,94 @@ def test_what_is_being_changed_is_not_restarted(status):
 
 
 async def test_draining_waits_for_requests_in_flight():
-    """It ends when nothing runs and nothing waits, and at once when the engine is away."""
+    """It ends when nothing runs and nothing waits, and soon when the engine is away."""
     busy, queued = EngineMetrics(running=1), EngineMetrics(waiting=1)
     engine = Counting(busy, queued, EngineMetrics())
     assert await drain(engine, settle_seconds=0.0, longest_seconds=30.0)
     assert len(engine.readings) == 1
     assert await drain(Counting(None), settle_seconds=30.0, longest_seconds=30.0)
+
+
+async def test_a_failed_reading_is_no_empty_engine():
+    """One that runs is waited for through failed readings; one whose process ended is not waited for."""
+    busy = EngineMetrics(running=1)
+    engine = Counting(None, None, busy, None, None, busy, EngineMetrics())
+    assert await drain(engine, settle_seconds=0.0, longest_seconds=30.0, alive=lambda: True)
+    assert len(engine.readings) == 1
+    assert not await drain(Counting(None, healthy=True), settle_seconds=0.0, longest_seconds=0.5)
+    dead = Counting(None, healthy=True)
+    assert await drain(dead, settle_seconds=30.0, longest_seconds=30.0, alive=lambda: False)
+
+
+def full_weights(version: int, *, candidate: bool = False) -> LoadedVersion:
+    return LoadedVersion(
+        policy="coder",
+        version=version,
+        engine_model="base",
+        checksum="c",
+        candidate=candidate,
+        swap_seconds=0.1,
+        probe=ProbeResult(passed=True, error=0.0, parent_distance=0.0, base_distance=0.0, reason="r"),
+    )
+
+
+def test_a_replica_that_only_tries_a_version_covers_nothing():
+    """Full weights that are not promoted answer nobody who asks for the Policy, so that the other one must stay."""
+    serving = replica(policy="coder", weights=full_weights(1))
+    tries = replica(policy="coder", weights=full_weights(2, candidate=True))
+    answers = replica(policy="coder", weights=full_weights(2))
+    assert why_not_now(serving, [serving, tries]) is not None
+    assert why_not_now(serving, [serving, tries, answers]) is None
+    assert why_not_now(tries, [serving, tries]) is None
+
+
+def test_a_closed_replica_is_opened_by_nobody():
+    """Whoever waited while it was closed leaves it closed; after its restart it opens."""
+    one = replica()
+    one.closed = True
+    one.move_to(DeploymentStatus.DRAINING)
+    one.move_to(READY)
+    assert one.deployment.status is DeploymentStatus.DRAINING
+    one.closed = False
+    one.move_to(READY)
+    assert one.ready
+
+
+class Labelled:
+    """An engine that says whose weights it holds."""
+
+    url = "http://engine"
+
+    def __init__(self, label: str | Exception) -> None:
+        self.label = label
+
+    async def load_weights(self, path: str, *, label: str) -> None:
+        """It can replace its weights."""
+
+    async def weights_label(self) -> str:
+        """Its label; raises what was given in its place."""
+        if isinstance(self.label, Exception):
+            raise self.label
+        return self.label
+
+
+@pytest.mark.parametrize(
+    ("label", "status", "after", "asks_restart"),
+    [
+        ("coder@1", READY, DeploymentStatus.DRAINING, True),
+        ("coder@1", DeploymentStatus.SWAPPING, AWAY, False),
+        ("default", READY, READY, False),
+        (EngineUnsupported("no"), READY, READY, False),
+        (EngineUnavailable("away"), READY, AWAY, False),
+    ],
+)
+async def test_a_launched_engine_with_a_policys_weights_is_not_the_base(tmp_path, label, status, after, asks_restart):
+    """One that serves is drained and restarted, another one is started anew; one that cannot tell has the Base's."""
+    process = EngineProcess(command=[], environment={}, log_path=tmp_path / "log")
+    one = Replica(deployment=nouns.deployment(status=status), engine=Labelled(label), process=process)
+    assert await keep_off_other_weights(one) is (after is READY)
+    assert one.deployment.status is after
+    assert (one.closed, one.deployment.restart is not None) == (asks_restart, asks_restart)
 
 
 async def test_draining_ends_after_its_time():

@@ -9,7 +9,7 @@ from core.errors import ConfigurationError
 from core.policy import Base
 from serving.full_reconciler import make_wire
 from serving.launch import Launch
-from serving.weights.nccl_wire import NcclWire
+from serving.weights.nccl_wire import NcclWire, SenderProcess
 from serving.weights.wire import DiskWire
 
 BASE = Base(name="smol", path="/models/smol", fingerprint="f")
@@ -44,3 +44,14 @@ async def test_the_configured_wire_is_made() -> None:
     assert isinstance(make_wire(load_config(environment={}, overrides=nccl)), NcclWire)
     with pytest.raises(ConfigurationError, match=r"fleet\.weight_wire"):
         make_wire(load_config(environment={}, overrides=nccl | {"engine.kind": "sglang"}))
+
+
+async def test_the_sender_of_weights_has_none_of_hones_secrets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process in the engine's environment gets this one's variables, but no key of Hone's, set here or resolved."""
+    monkeypatch.setenv("HONE_STORE__URL", "postgresql://hone:secret@db/hone")
+    monkeypatch.setenv("NCCL_DEBUG", "WARN")
+    wire = make_wire(load_config(overrides=FULL | {"fleet.weight_wire": "nccl"}))
+    assert isinstance(wire, NcclWire)
+    assert isinstance(wire._sender, SenderProcess)
+    assert wire._sender._environment["NCCL_DEBUG"] == "WARN"
+    assert not [key for key in wire._sender._environment if key.startswith("HONE_")]

@@ -44,6 +44,14 @@ def test_a_seat_that_carries_the_candidate_keeps_it() -> None:
     assert full_plan(_policy(1), [_version(1), _version(2)], [2, 1]) == (2, 1)
 
 
+def test_replicas_that_are_lost_or_closed_are_no_seats() -> None:
+    """The only replica that can be given anything has the promoted version's traffic, whatever the others carried."""
+    versions = [_version(17), _version(18)]
+    assert full_plan(_policy(17), versions, [None, 17], seats=[False, True]) == (17, 17)
+    assert full_plan(_policy(17), versions, [18, 17], seats=[False, True]) == (17, 17)
+    assert full_plan(_policy(17), versions, [17, None, 17], seats=[True, False, True]) == (17, 17, 18)
+
+
 def test_older_versions_and_other_kinds_are_no_candidates() -> None:
     """What was left behind by a promotion is not tried again, and LoRA versions are never carried as weights."""
     lora = PolicyVersion(policy="coder", version=9, kind="lora", origin="sft")

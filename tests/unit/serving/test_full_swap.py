@@ -1,8 +1,10 @@
 """Hot-swap of full weights on one replica: the order, and what a failure at each step leaves behind."""
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -264,6 +266,81 @@ async def test_unknown_layout_refuses_weights_that_did_not_change(unknown: Swapp
     assert failed is not None
     assert isinstance(failed.error, CorruptArtefact)
     _back_at_first(unknown)
+
+
+def _draining_after(replica: Replica, step: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+    """The step, at whose end the replica is drained for a restart if that is allowed, or closed at least."""
+
+    async def then_drained(*args: Any, **options: Any) -> Any:
+        result = await step(*args, **options)
+        replica.closed = True
+        if replica.ready:
+            replica.move_to(DeploymentStatus.DRAINING, "a restart was asked for")
+        return result
+
+    return then_drained
+
+
+async def test_a_replica_that_is_drained_while_the_folder_is_read_is_left_alone(
+    swapping: Swapping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An engine that is about to be restarted is neither paused nor loaded nor opened, and no version is blamed."""
+    await swapping.at_first()
+    checksums = swapping.swap._checksums
+    monkeypatch.setattr(checksums, "expected", _draining_after(swapping.replica, checksums.expected))
+    failed = await swapping.run(swapping.second, swapping.first)
+    assert failed is not None
+    assert (failed.interrupted, failed.refused) == (True, False)
+    assert swapping.server.weights.steps == []
+    assert swapping.status is DeploymentStatus.DRAINING
+
+
+async def test_a_replica_that_is_closed_before_the_pause_is_not_paused(
+    swapping: Swapping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waiting for gateways takes long enough for a restart to begin: what follows looks again."""
+    await swapping.at_first()
+    monkeypatch.setattr(swapping.swap, "_close", _draining_after(swapping.replica, swapping.swap._close))
+    failed = await swapping.run(swapping.second, swapping.first)
+    assert failed is not None
+    assert failed.interrupted
+    assert "pause" not in swapping.server.weights.steps
+    assert swapping.status is not DeploymentStatus.READY
+
+
+@pytest.mark.parametrize("refused", [False, True])
+async def test_a_replica_that_is_closed_during_the_swap_is_not_opened(
+    swapping: Swapping, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Neither the new version nor the one put back lets requests into an engine that is to be restarted."""
+    await swapping.at_first()
+    if refused:
+        swapping.server.weights.fail_next["reload"] = "a tensor does not fit"
+    apply = swapping.swap._apply
+    monkeypatch.setattr(swapping.swap, "_apply", _draining_after(swapping.replica, apply))
+    failed = await swapping.run(swapping.second, swapping.first)
+    assert failed is not None
+    assert failed.refused is refused
+    assert swapping.status is DeploymentStatus.SWAPPING
+    assert not swapping.server.weights.paused
+
+
+@pytest.mark.parametrize("step", ["pause", "reload", "checksum"])
+async def test_a_cancelled_swap_leaves_the_engine_running_and_closed(swapping: Swapping, step: Step) -> None:
+    """A fleet that ends in mid-swap does not leave requests frozen in an engine that it leaves behind."""
+    await swapping.at_first()
+    swapping.server.weights.delay_seconds[step] = 0.3
+    swapping.server.weights.steps.clear()
+    swap = asyncio.create_task(swapping.run(swapping.second, swapping.first))
+    async with asyncio.timeout(30):
+        while step not in swapping.server.weights.steps:
+            await asyncio.sleep(0.01)
+    swap.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await swap
+    assert swapping.server.weights.steps[-1] == "resume"
+    assert not swapping.server.weights.paused
+    assert swapping.status is DeploymentStatus.SWAPPING
 
 
 def _back_at_first(swapping: Swapping) -> None:
