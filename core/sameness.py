@@ -40,9 +40,15 @@ class SamenessCheck(Noun):
     """Greedy answers that differed, fast against standard."""
     own_differences: int = 0
     """Greedy answers in which the standard replica differed from its own first answer: what rounding does alone."""
+    own_mismatches: int = 0
+    """Those of them that are no near-ties: as many mismatches of the fast replica prove nothing."""
+    own_gap: float = 0.0
+    """Largest gap (nats) where it did; what was a near-tie is wider by that much."""
     logprob_error: float | None = None
     """Mean |fast - standard| log-prob (nats) on the fast replica's answers; None: not compared."""
     logprob_error_max: float | None = None
+    own_logprob_error: float | None = None
+    """The same of the standard replica's own answers: how far its decoding is from its scoring."""
     samples: int = 0
     """Sampled answers compared, on each side."""
     p_value: float | None = None

@@ -96,7 +96,9 @@ class FleetSection(Section):
     sameness_samples: int = Field(default=2, ge=0)
     """Sampled answers per prompt on each side, for the two-sample test; below 2: none."""
     sameness_logprob_error: float = Field(default=0.02, gt=0)
-    """Largest mean difference of log-probs under speculation from standard's (nats), for float32."""
+    """Largest mean difference of log-probs under speculation from standard's (nats), beyond standard's own."""
+    sameness_near_tie: float = Field(default=0.0, ge=0)
+    """Tokens whose log-probs lie closer (nats) are as likely; 0: 0.001 for float32, 0.03 for float16, else 0.25."""
     sameness_stops_fast: bool = True
     """Use a fast replica that was shown to answer otherwise no more, until its engine starts anew."""
     fast_options: dict[str, Any] = Field(default_factory=dict)

@@ -3,7 +3,8 @@
 import msgspec
 from msgspec import Raw
 
-from gateway.inference.cut import cut_chunk, cut_whole
+from core.variant import Variant
+from gateway.inference.cut import cut_chunk, cut_whole, without_draft_counts
 from gateway.inference.request import Fields
 from gateway.inference.target import Target
 
@@ -73,6 +74,8 @@ class AnswerRewriter:
         self._token_ids = plan.token_ids
         self._logprobs = plan.logprobs
         self._hides_usage = plan.usage
+        self._speculates = target.variant == Variant.FAST
+        """The engine was started to say what became of its draft tokens, which is not for the client."""
         self._content = plan.token_ids or plan.logprobs
         self._cuts = single and plan.token_ids and plan.logprobs
         self._quiet = plan.token_ids and plan.logprobs
@@ -87,6 +90,10 @@ class AnswerRewriter:
 
     def answer(self, body: bytes) -> bytes:
         """A whole answer. Raises msgspec.DecodeError when it is not the JSON that an engine answers with."""
+        seen = self._answer(body)
+        return without_draft_counts(seen, event=False) if self._speculates else seen
+
+    def _answer(self, body: bytes) -> bytes:
         target = self._target
         if not self._content:
             self.usage = _decode_usage(body).usage
@@ -120,6 +127,8 @@ class AnswerRewriter:
             self.usage = captured.usage
             if self._hides_usage and not choices:
                 return None
+            if self._speculates:
+                data = without_draft_counts(data, event=True)
         if self.deltas is None:
             return self._renamed(data)
         for choice in choices:

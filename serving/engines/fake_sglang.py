@@ -77,6 +77,9 @@ class FakeSglangServer:
         self.requests: list[dict[str, Any]] = []
         """Bodies of all requests for tokens, in order."""
         self.running = 0
+        self.adapters_drained = asyncio.Event()
+        """Unset: requests on adapters that are being unloaded still run."""
+        self.adapters_drained.set()
         self._retracted = 0
         self._going = asyncio.Event()
         self._going.set()
@@ -179,6 +182,7 @@ class FakeSglangServer:
         if name not in self.adapters:
             return self._lora_answer(f"LoRA with name {name} does not exist.")
         del self.adapters[name]
+        await self.adapters_drained.wait()
         return self._lora_answer(None)
 
     def _lora_answer(self, error: str | None) -> web.Response:

@@ -20,16 +20,29 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from core.errors import AdapterRejected, EngineError, EngineUnavailable, EngineUnsupported
 from serving.engines.base import EngineMetrics, Generated
 from serving.engines.http import HttpEngine, error_message, json_of
 from serving.weights.full_folder import check_same_form
+
+log = structlog.get_logger(__name__)
+
+_UNLOAD_SECONDS = 3.0
 
 
 class SglangEngine(HttpEngine):
     """One SGLang server."""
 
     _pausing: bool | None = None
+
+    def __init__(self, url: str, *, unload_seconds: float = _UNLOAD_SECONDS, **settings: Any) -> None:
+        """``unload_seconds``: longest wait for an adapter's last request; ``settings`` as HttpEngine takes them."""
+        super().__init__(url, **settings)
+        self._unload_seconds = unload_seconds
+        self._unloads: dict[str, asyncio.Task[None]] = {}
+        """Adapter → its unloading, while requests on it still run."""
 
     async def version(self) -> str:
         """GET /server_info."""
@@ -39,11 +52,20 @@ class SglangEngine(HttpEngine):
 
     async def models(self) -> list[str]:
         """GET /v1/models, under the Base's name whatever the weights are."""
-        _, *adapters = names = await super().models()
+        names = await super().models()
+        if not names:
+            raise EngineError(f"{self.url}/v1/models names no model")
+        adapters = names[1:]
         return [self._base or names[0], *adapters]
 
     async def load_adapter(self, name: str, path: str) -> None:
         """POST /load_lora_adapter; pinned, for SGLang would evict the least recently used one unasked."""
+        if self._unloads:
+            # SGLang changes adapters one at a time: the load would wait for those last requests.
+            await asyncio.wait(self._unloads.values(), timeout=self._unload_seconds)
+        if self._unloads:
+            draining = ", ".join(self._unloads)
+            raise EngineUnavailable(f"{self.url} cannot load '{name}' while requests on {draining} run: try again")
         # A name that is in use would be given to the new weights without a word.
         if name in await self.models():
             raise AdapterRejected(f"the engine refused '{name}': it holds an adapter of that name")
@@ -57,9 +79,38 @@ class SglangEngine(HttpEngine):
         raise AdapterRejected(f"the engine refused '{name}': {message}")
 
     async def unload_adapter(self, name: str) -> None:
-        """POST /unload_lora_adapter, which answers when the adapter's last request has ended."""
-        if name not in await self.models():
+        """POST /unload_lora_adapter, which answers when the adapter's last request has ended.
+
+        SGLang refuses new requests on it at once. EngineUnavailable: some still run; unloading goes on meanwhile.
+        """
+        known = self._unloads.get(name)
+        if known is None and name not in await self.models():
             return
+        task = self._unloads.get(name)
+        if task is None:
+            task = self._unloads[name] = asyncio.create_task(self._unload(name), name=f"unload-{name}")
+            task.add_done_callback(lambda done: self._unloaded(name, done))
+        await asyncio.wait({task}, timeout=self._unload_seconds if known is None else 0)
+        if not task.done():
+            raise EngineUnavailable(
+                f"{self.url} still answers requests on '{name}'; it unloads it after the last one"
+            )
+        await task
+
+    async def close(self) -> None:
+        """Close all connections; what SGLang was told to unload it unloads."""
+        unloads = list(self._unloads.values())
+        for task in unloads:
+            task.cancel()
+        await asyncio.gather(*unloads, return_exceptions=True)
+        await super().close()
+
+    def _unloaded(self, name: str, task: asyncio.Task[None]) -> None:
+        self._unloads.pop(name, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.warning("unload_failed", engine=self.url, engine_model=name, error=str(error))
+
+    async def _unload(self, name: str) -> None:
         body = {"lora_name": name}
         async with self._send("POST", "/unload_lora_adapter", json=body, seconds=self._weights_seconds) as response:
             if response.status != 200:

@@ -1,23 +1,34 @@
 """Compares a fast replica with a standard one that holds the same version: one check, on a sample of prompts.
 
 Greedy answers must be equal token for token. Where they part, the standard engine scores both tokens on the same
-prefix: when it finds them equally likely, rounding decided, as it does when the standard engine is asked twice.
-Log-probs under speculation are held against the standard engine's score of the same tokens, and sampled answers go
-through a two-sample test on their mean log-prob, which an acceptance that is not lossless shifts.
+prefix: when it finds them equally likely, rounding decided. The standard engine is asked twice as well: where its own
+answers part, their largest gap is added to what counts as equally likely, and fast answers speak against sameness
+only when more of them differ beyond that than standard answers differed where no near-tie explains it.
+Log-probs under speculation are held against the standard engine's score of the same tokens, with its own error on its
+own answers allowed for, and sampled answers go through a two-sample test on their mean log-prob, which an acceptance
+that is not lossless shifts.
 """
 
 import asyncio
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from core.ids import SAMENESS, new_id
 from core.sameness import Difference, SamenessCheck
 from core.two_sample import gathered, stratified_permutation_test
 from serving.engines.base import Engine, Generated
 
-NEAR_TIE_NATS = 1e-3
+NEAR_TIE_NATS: Final = 1e-3
 """Tokens whose log-probs lie closer than this are equally likely: float32 rounding, measured on standard engines."""
+_NEAR_TIES: Final[Mapping[str, float]] = {"float32": NEAR_TIE_NATS, "float16": 0.03, "bfloat16": 0.25}
+"""Two steps of the dtype between logits of 16 and 32, which is what another batch size can move one by."""
+
+
+def near_tie_of(dtype: str) -> float:
+    """The bound (nats) for an engine's dtype; a dtype that the model decides (``auto``) is taken for the coarsest."""
+    return _NEAR_TIES.get(dtype, max(_NEAR_TIES.values()))
 
 
 @dataclass(frozen=True)
@@ -47,10 +58,11 @@ class SamenessRule:
     samples: int = 4
     """Sampled answers per prompt and replica; fewer than 2: none."""
     logprob_error: float = 0.02
-    """Largest mean |fast - standard| log-prob (nats)."""
+    """Largest mean |fast - standard| log-prob (nats), beyond what the standard engine's own answers have."""
     evidence: float = 1_000.0
     """Evidence against sameness of sampled answers that proves a difference: one false alarm in as many checks."""
     near_tie: float = NEAR_TIE_NATS
+    """Largest gap (nats) of equally likely tokens, before the standard engine's own gap is added."""
 
 
 async def compare(
@@ -67,22 +79,25 @@ async def compare(
 
     Prompts are asked one after another, so that a check never takes more than one place in a batch.
     """
-    differences, own, tokens, errors = [], 0, 0, list[float]()
+    differences, own, tokens = list[Difference](), list[Difference](), 0
+    errors, own_errors = list[float](), list[float]()
     sampled: dict[str, list[list[float]]] = {"standard": [], "again": [], "fast": []}
     for number, prompt in enumerate(prompts):
         reference, candidate = await asyncio.gather(_greedy(standard, prompt, rule), _greedy(fast, prompt, rule))
         again = await _greedy(standard, prompt, rule)
-        own += again.token_ids != reference.token_ids
         tokens += len(reference.token_ids)
-        found = await first_difference(standard, prompt, reference, candidate, near_tie=rule.near_tie)
-        if found is not None:
-            differences.append(found.model_copy(update={"prompt": number}))
+        for answer, into in ((candidate, differences), (again, own)):
+            found = await first_difference(standard, prompt, reference, answer, near_tie=rule.near_tie)
+            if found is not None:
+                into.append(found.model_copy(update={"prompt": number}))
         errors += await _logprob_errors(standard, prompt, candidate)
+        own_errors += await _logprob_errors(standard, prompt, again)
         if rule.samples >= 2:
             seeds = random.Random(f"{seed}:{number}")
             sampled["standard"].append(await _samples(standard, prompt, rule, seeds))
             sampled["again"].append(await _samples(standard, prompt, rule, seeds))
             sampled["fast"].append(await _samples(fast, prompt, rule, seeds))
+    own_gap = max((abs(one.gap) for one in own if one.gap is not None), default=0.0)
     return _judged(
         SamenessCheck(
             id=new_id(SAMENESS),
@@ -93,10 +108,13 @@ async def compare(
             fast_id=fast.deployment_id,
             prompts=len(prompts),
             tokens=tokens,
-            differences=tuple(differences),
-            own_differences=own,
+            differences=tuple(_within(one, rule.near_tie + own_gap) for one in differences),
+            own_differences=len(own),
+            own_mismatches=sum(not one.near_tie for one in own),
+            own_gap=own_gap,
             logprob_error=sum(errors) / len(errors) if errors else None,
             logprob_error_max=max(errors, default=None),
+            own_logprob_error=sum(own_errors) / len(own_errors) if own_errors else None,
             samples=sum(map(len, sampled["fast"])),
             evidence=evidence,
             same=True,
@@ -151,6 +169,11 @@ async def first_difference(
     )
 
 
+def _within(difference: Difference, near_tie: float) -> Difference:
+    gap = difference.gap
+    return difference.model_copy(update={"near_tie": gap is not None and abs(gap) <= near_tie})
+
+
 def _judged(
     check: SamenessCheck, sampled: dict[str, list[list[float]]], *, rule: SamenessRule, seed: int
 ) -> SamenessCheck:
@@ -162,11 +185,13 @@ def _judged(
         evidence = gathered(evidence, p_value)
         fields |= {"p_value": p_value, "own_p_value": own, "evidence": evidence}
     against = []
-    if check.mismatches:
+    # Equal replicas differ as often as the standard one differs from itself, and by as much.
+    if check.mismatches > check.own_mismatches:
         gaps = [abs(one.gap) for one in check.differences if one.gap is not None and not one.near_tie]
         worst = f" (gap up to {max(gaps):.3g} nats)" if gaps else ""
         against.append(f"{check.mismatches} of {check.prompts} greedy answers differ{worst}")
-    if check.logprob_error is not None and check.logprob_error > rule.logprob_error:
+    allowed = rule.logprob_error + (check.own_logprob_error or 0.0)
+    if check.logprob_error is not None and check.logprob_error > allowed:
         against.append(f"its log-probs differ by {check.logprob_error:.3g} nats on average")
     if evidence >= rule.evidence:
         against.append(f"its sampled answers have another distribution (evidence {evidence:.3g})")
@@ -189,7 +214,7 @@ async def _samples(side: Side, prompt: tuple[int, ...], rule: SamenessRule, seed
 
 
 async def _logprob_errors(standard: Side, prompt: tuple[int, ...], answer: Generated) -> list[float]:
-    """|fast - standard| log-prob of every token of the fast replica's answer."""
+    """How far the log-prob of every token of an answer is from the standard replica's score of it."""
     if not answer.token_ids:
         return []
     scored = await standard.engine.prompt_logprobs(standard.engine_model, [*prompt, *answer.token_ids])

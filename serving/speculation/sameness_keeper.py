@@ -1,7 +1,7 @@
 """The standing proof of sameness: every few minutes each fast replica is compared with a standard one.
 
 Off the clients' path and at a low rate: few prompts, one request at a time, and not while requests wait. A
-difference counts once a second comparison of the same prompts has shown it too.
+difference counts once a second comparison, of other prompts, has shown it too.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from serving.fleet_records import FleetRecords
 from serving.replica import Replica
 from serving.speculation.control import SpeculationControl
 from serving.speculation.metrics import SpeculationMetrics
-from serving.speculation.sameness import SamenessRule, Side, Subject, compare
+from serving.speculation.sameness import SamenessRule, Side, Subject, compare, near_tie_of
 from store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -64,6 +64,7 @@ class SamenessKeeper:
             tokens=fleet.sameness_tokens,
             samples=fleet.sameness_samples,
             logprob_error=fleet.sameness_logprob_error,
+            near_tie=fleet.sameness_near_tie or near_tie_of(config.engine.dtype),
         )
         self._store = store
         self._base = base
@@ -97,11 +98,11 @@ class SamenessKeeper:
         return done
 
     async def _check(self, pair: _Pair) -> SamenessCheck | None:
-        prompts = await self._chosen(pair.subject)
+        prompts, others = await self._chosen(pair.subject)
         held = _held(pair)
         check = await self._compared(pair, prompts, seed=2 * self._pass)
         if not check.same:
-            check = await self._compared(pair, prompts, seed=2 * self._pass + 1)
+            check = await self._compared(pair, others, seed=2 * self._pass + 1)
         if _held(pair) != held:
             # A swap fell into it: two versions were compared, not two variants.
             log.info("sameness_check_dropped", url=pair.fast.engine.url)
@@ -143,13 +144,18 @@ class SamenessKeeper:
         async with self._records.writing() as unit:
             await unit.sameness.add(check, keep=_KEPT_CHECKS)
 
-    async def _chosen(self, subject: Subject) -> list[tuple[int, ...]]:
-        """A rotating sample: consented prompts that were recorded, else the version's probe, else plain numbers."""
+    async def _chosen(self, subject: Subject) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """Two rotating samples, apart as far as there are prompts enough.
+
+        Of consented prompts that were recorded, else of the version's probe, else of plain numbers.
+        """
         async with self._store.reading() as unit:
             turns = await unit.speculated.consented(policy=subject.policy, limit=_RECENT_TURNS)
         prompts = sorted({turn.prompt_ids for turn in turns if len(turn.prompt_ids) <= _LONGEST_PROMPT})
         prompts = prompts or await self._probe_prompts(subject) or _plain_prompts()
-        return random.Random(self._pass).sample(prompts, min(self._prompts, len(prompts)))
+        drawn = random.Random(self._pass).sample(prompts, min(2 * self._prompts, len(prompts)))
+        first, rest = drawn[: self._prompts], drawn[self._prompts :]
+        return first, (rest + first)[: len(first)]
 
     async def _probe_prompts(self, subject: Subject) -> list[tuple[int, ...]]:
         if subject.version == 0:

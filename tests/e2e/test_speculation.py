@@ -44,6 +44,8 @@ async def test_draft_tokens_of_a_turn_are_recorded_and_reported(stack: Stack):
             if stream:
                 async for _ in raw.parse():
                     pass
+            else:
+                assert raw.parse().model_extra["metrics"] is None
             assert raw.headers["x-hone-variant"] == "fast"
             turns.append(raw.headers["x-hone-turn-id"])
     async with asyncio.timeout(30), opened_store(stack.config) as store:

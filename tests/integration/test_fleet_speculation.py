@@ -18,9 +18,12 @@ from core.variant import Variant
 from serving.engines.base import EngineMetrics
 from serving.engines.fake import FakeEngineServer
 from serving.fleet import Fleet
+from serving.fleet_records import FleetRecords
 from serving.replica import Replica
+from serving.speculation import sameness_keeper
 from serving.speculation.control import SpeculationControl
 from serving.speculation.metrics import SpeculationMetrics
+from serving.speculation.sameness import SamenessRule
 from store.store import Store
 from tests import nouns
 from tests.serving_harness import BASE, POLICY, Publisher, write_base
@@ -130,6 +133,43 @@ async def test_a_replica_that_answers_otherwise_is_used_no_more(world: World) ->
     assert (different.policy, different.version) == (POLICY, 1) and different.mismatches > 0
     assert not world.fast.weights.speculating
     assert world.metric("hone_sameness_alarm")[0].endswith(" 1.0")
+
+
+async def test_a_difference_is_looked_for_again_in_other_prompts(
+    tmp_path: Path,
+    fresh_sqlite_url: str,
+    make_config: Callable[..., HoneConfig],
+    open_store: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The second comparison takes other prompts than the first, and near-ties are those of the engine's dtype."""
+    asked: list[tuple[tuple[int, ...], ...]] = []
+    bounds: set[float] = set()
+
+    async def differs(standard: Any, fast: Any, prompts: Any, *, subject: Any, rule: SamenessRule, **_: Any) -> Any:
+        asked.append(tuple(prompts))
+        bounds.add(rule.near_tie)
+        fields = {"id": f"same_{len(asked)}", "base": BASE, "policy": BASE, "version": 0}
+        ends = {"standard_id": standard.deployment_id, "fast_id": fast.deployment_id}
+        return SamenessCheck(**fields, **ends, prompts=len(prompts), same=False, reason="said so")
+
+    monkeypatch.setattr(sameness_keeper, "compare", differs)
+    overrides = {"store.url": fresh_sqlite_url, "engine.dtype": "bfloat16"}
+    store, config = await open_store(fresh_sqlite_url, overrides), make_config(overrides)
+    base, drive = write_base(tmp_path / "base"), Drive(store, config, tmp_path / "driven")
+    keeper = sameness_keeper.SamenessKeeper(
+        config=config,
+        store=store,
+        base=base,
+        records=FleetRecords(store=store, base=base, max_loaded=4),
+        control=drive.control,
+        metrics=SpeculationMetrics(CollectorRegistry()),
+    )
+    [check] = await keeper.step([drive.standard, drive.fast])
+    assert not check.same and not drive.fast.deployment.speculating
+    first, second = asked
+    assert len(first) == len(second) == config.fleet.sameness_prompts and not set(first) & set(second)
+    assert bounds == {0.25}
 
 
 class SwitchedEngine:

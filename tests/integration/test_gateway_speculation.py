@@ -2,11 +2,14 @@
 
 import json
 
+import pytest
+
 from core.message import Usage
 from core.noun import now
 from core.sameness import SamenessCheck
 from core.turn import SpeculationCounts, Timing
 from core.variant import Variant
+from serving.engines import fake_shapes
 from tests import nouns
 from tests.gateway_harness import running_gateway
 
@@ -77,3 +80,38 @@ async def test_comparisons_are_listed(fresh_sqlite_url, open_store, make_config)
         status, found = await harness.admin("GET", "/speculation/sameness?deployment=dep_b")
         assert status == 200 and found == [json.loads(check.model_dump_json()) for check in reversed(checks)]
         assert (await harness.admin("GET", "/speculation/sameness?base=other"))[1] == []
+
+
+TOLD = {
+    "speculative_decoding": {
+        "num_draft_tokens": 12,
+        "num_accepted_draft_tokens": 6,
+        "num_spec_steps": 4,
+        "acceptance_histogram": [1, 1, 1, 1],
+    }
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_turn_has_the_counts_that_its_client_does_not_see(
+    fresh_sqlite_url, open_store, make_config, monkeypatch, stream
+):
+    """What the engine says of its draft tokens is recorded, and the client gets what it would get without."""
+    whole, chunks = fake_shapes.whole, fake_shapes.stream
+    monkeypatch.setattr(fake_shapes, "whole", lambda *told: whole(*told) | {"metrics": TOLD})
+    monkeypatch.setattr(
+        fake_shapes,
+        "stream",
+        lambda *told: (one | ({"metrics": TOLD} if "usage" in one else {}) for one in chunks(*told)),
+    )
+    body = {"model": "coder-fast", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    body |= {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
+    async with running_gateway(await open_store(fresh_sqlite_url), make_config) as harness:
+        await harness.add_engine("dep_fast", variant=Variant.FAST)
+        response = await harness.post("/v1/chat/completions", body, "trainer")
+        assert response.status == 200 and response.headers["x-hone-variant"] == "fast"
+        text = await response.text()
+        assert "speculative_decoding" not in text and '"prompt_tokens":' in text.replace('": ', '":')
+        assert stream == ("metrics" not in text)
+        (turn,) = await harness.turns(response.headers["x-hone-episode-id"])
+        assert turn.speculation == COUNTS

@@ -38,11 +38,11 @@ def answer(text, calls, ids, prompt):
     }
 
 
-def rewriter(*, single=True):
-    plan = CapturePlan(token_ids=True, logprobs=True, usage=False)
+def rewriter(*, single=True, variant="standard", captures=True):
+    plan = CapturePlan(token_ids=captures, logprobs=captures, usage=False)
     names = {"engine_model": "engine-name", "public_model": "coder@1"}
     return AnswerRewriter(
-        Target(policy="coder", version=1, variant="standard", deployment_id="dep", plan=plan, send=None, **names),
+        Target(policy="coder", version=1, variant=variant, deployment_id="dep", plan=plan, send=None, **names),
         single=single,
     )
 
@@ -122,3 +122,39 @@ def test_nothing_captured_is_left_in_several_choices(text, ids, prompt, order):
     assert [(choice["logprobs"], choice["token_ids"]) for choice in seen["choices"]] == [(None, None)] * 3
     alone = json.loads(rewriter().answer(compact(whole | {"choices": choices[:1]})))
     assert alone["choices"][0]["logprobs"] is alone["choices"][0]["token_ids"] is None
+
+
+COUNTS = {"mean_acceptance_length": 1.5, "acceptance_histogram": [1, 2], "num_draft_tokens": 8}
+TIMINGS = st.dictionaries(st.sampled_from(["time_to_first_token_ms", "mean_itl_ms"]), st.floats(0, 9), max_size=2)
+OTHERS = {"kv_transfer_params": None, "ec_transfer_params": None}
+
+
+@given(TEXT, IDS, TIMINGS, st.booleans())
+def test_counts_of_draft_tokens_are_not_for_the_client(text, ids, timings, captures):
+    """Byte for byte, a fast answer is what it would be had the engine not been told to count."""
+
+    def seen(metrics):
+        whole = answer(text, [{"arguments": '"metrics":{"speculative_decoding":{}}'}], ids, ids)
+        body = compact(whole | OTHERS | {"metrics": metrics})
+        return rewriter(variant="fast", captures=captures).answer(body)
+
+    unset = dict.fromkeys(("time_to_first_token_ms", "mean_itl_ms"))
+    plain = {**unset, **timings, "speculative_decoding": None} if timings else None
+    assert seen({**unset, **timings, "speculative_decoding": COUNTS}) == seen(plain)
+
+
+@given(TIMINGS, st.booleans())
+def test_an_events_counts_of_draft_tokens_are_left_out(timings, captures):
+    """A fast stream's usage event has no ``metrics`` but what the engine tells anyway, and usage is still read."""
+    usage = {"prompt_tokens": 3, "total_tokens": 5, "completion_tokens": 2}
+    event = {"id": "chatcmpl-1", "model": "engine-name", "choices": [], "usage": usage}
+    fast = rewriter(variant="fast", captures=captures)
+    found = fast.chunk(compact(event | {"metrics": timings | {"speculative_decoding": COUNTS}}))
+    plain = event | ({"metrics": timings} if timings else {}) | {"model": "coder@1"}
+    assert found == compact(plain) and fast.usage.completion_tokens == 2
+
+
+def test_answers_of_standard_engines_keep_their_metrics():
+    """Where no engine of ours speculates, nothing is looked for."""
+    body = compact(answer("x", [], [1], [2]) | {"metrics": {"speculative_decoding": COUNTS}})
+    assert json.loads(rewriter().answer(body))["metrics"] == {"speculative_decoding": COUNTS}

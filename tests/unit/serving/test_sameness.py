@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from serving.engines.base import Generated
-from serving.speculation.sameness import SamenessRule, Side, Subject, compare, first_difference
+from serving.speculation.sameness import SamenessRule, Side, Subject, compare, first_difference, near_tie_of
 
 SUBJECT = Subject("smol", "coder", 3)
 PROMPTS = [(1, 2, 3), (4, 5), (2, 4, 1)]
@@ -26,6 +26,9 @@ class Toy:
     """Not 1: sampled answers are of another temperature, as under an acceptance that is not lossless."""
     greedy_bend: float = 0.0
     """Added to the log-prob of token 3 where it decides what is greedy, not in what is said of it."""
+    every_other: bool = False
+    """Bends only every second greedy answer: it differs from itself, as batches of other sizes do."""
+    greedy_asked: int = 0
     said_bend: float = 0.0
     """Added to every log-prob that it says."""
 
@@ -39,10 +42,12 @@ class Toy:
     ) -> Generated:
         randomness = random.Random(f"{seed}:{tuple(token_ids)}:{self.temperature_bend}")
         last, tokens, logprobs = token_ids[-1], list[int](), list[float]()
+        self.greedy_asked += temperature == 0.0
+        bend = 0.0 if self.every_other and self.greedy_asked % 2 else self.greedy_bend
         while len(tokens) < max_tokens:
             scores = self.logprobs(last)
             if temperature == 0.0:
-                bent = [score + self.greedy_bend * (token == 3) for token, score in enumerate(scores)]
+                bent = [score + bend * (token == 3) for token, score in enumerate(scores)]
                 last = bent.index(max(bent))
             else:
                 weights = [math.exp(score * self.temperature_bend) for score in scores]
@@ -62,9 +67,17 @@ def side(toy: Toy, name: str) -> Side:
     return Side(name, toy, "coder.v3")  # type: ignore[arg-type]
 
 
-async def checked(fast: Toy, *, evidence: float = 1.0, samples: int = 0, seed: int = 0, **rule: float):
+async def checked(
+    fast: Toy,
+    *,
+    standard: Toy | None = None,
+    evidence: float = 1.0,
+    samples: int = 0,
+    seed: int = 0,
+    **rule: float,
+):
     return await compare(
-        side(Toy(), "dep_standard"),
+        side(standard or Toy(), "dep_standard"),
         side(fast, "dep_fast"),
         PROMPTS,
         subject=SUBJECT,
@@ -137,3 +150,45 @@ async def test_an_answer_that_ends_early_differs() -> None:
     assert found is not None and not found.near_tie
     assert (found.position, found.standard_token, found.fast_token, found.gap) == (2, 3, None, None)
     assert await first_difference(side(Toy(), "dep"), (5,), long, long) is None
+
+
+async def test_differences_that_the_standard_engine_has_with_itself_prove_nothing() -> None:
+    """A fast engine that differs as often and as far as the standard one from itself is the same; a worse one not."""
+    noisy = {"greedy_bend": 2.0, "every_other": True}
+    check = await checked(Toy(greedy_bend=2.0), standard=Toy(**noisy))
+    assert check.own_differences >= 1 and check.own_gap > 1e-3 and check.differences
+    assert check.same and check.mismatches == 0
+    worse = await checked(Toy(greedy_bend=2.0), standard=Toy(greedy_bend=0.8, every_other=True), near_tie=1.0)
+    assert not worse.same and worse.mismatches > worse.own_mismatches and worse.own_gap < 1.0
+
+
+async def test_no_more_mismatches_than_own_differences_prove_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer that ends early, where the standard engine's second one does so too, is what that engine does."""
+    standard, fast = Toy(), Toy()
+    answers = {"again": Generated((1,), (0.0,)), "whole": Generated((1, 2), (0.0, 0.0))}
+    turns = itertools.cycle(["whole", "again"])
+
+    async def said(*_: object, **__: object) -> Generated:
+        return answers[next(turns)]
+
+    async def cut(*_: object, **__: object) -> Generated:
+        return answers["again"]
+
+    monkeypatch.setattr(standard, "generate", said)
+    monkeypatch.setattr(fast, "generate", cut)
+    check = await checked(fast, standard=standard, logprob_error=100.0)
+    assert check.mismatches == check.own_mismatches == 3 and check.same
+
+
+@pytest.mark.parametrize(
+    ("dtype", "bound"), [("float32", 1e-3), ("float16", 0.03), ("bfloat16", 0.25), ("auto", 0.25)]
+)
+def test_near_ties_are_those_of_the_dtype(dtype: str, bound: float) -> None:
+    """A coarser dtype has wider near-ties, and one that is not known the widest."""
+    assert near_tie_of(dtype) == bound
+
+
+async def test_logprobs_may_err_as_the_standard_engines_own_do() -> None:
+    """What decoding differs from scoring in the standard engine itself is not held against the fast one."""
+    check = await checked(Toy(said_bend=0.1), standard=Toy(said_bend=0.1))
+    assert check.same and check.own_logprob_error == pytest.approx(0.1)
