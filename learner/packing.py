@@ -143,7 +143,7 @@ def _tree_rows_under(
 ) -> Iterator[tuple[list[int], TreeRow]]:
     """Samples of one group follow one another, so that they can share; a row takes as many as fit.
 
-    An estimate that counts a group's first tokens once decides what is tried; the row itself is built once.
+    An estimate that counts what neighbours have in common once decides what is tried.
     """
     order = sorted(range(len(samples)), key=lambda index: (samples[index].group_id or "", samples[index].tokens))
     chosen: list[int] = []
@@ -152,12 +152,25 @@ def _tree_rows_under(
         tokens = samples[index].tokens
         shared = _shared_length(samples[chosen[-1]], samples[index]) if share and chosen else 0
         if chosen and size + len(tokens) - shared > token_budget:
-            yield chosen, build_row([samples[one] for one in chosen], share=share)
+            yield from _fitting(chosen, samples, token_budget, share=share)
             chosen, size, shared = [], 0, 0
         chosen.append(index)
         size += len(tokens) - shared
     if chosen:
-        yield chosen, build_row([samples[one] for one in chosen], share=share)
+        yield from _fitting(chosen, samples, token_budget, share=share)
+
+
+def _fitting(
+    chosen: list[int], samples: Sequence[TrainingSample], token_budget: int, *, share: bool
+) -> Iterator[tuple[list[int], TreeRow]]:
+    """The row of ``chosen``, or rows of its halves: samples that both learn from a token share less than estimated."""
+    row = build_row([samples[one] for one in chosen], share=share)
+    if len(row.tokens) <= token_budget or len(chosen) == 1:
+        yield chosen, row
+        return
+    half = len(chosen) // 2
+    yield from _fitting(chosen[:half], samples, token_budget, share=share)
+    yield from _fitting(chosen[half:], samples, token_budget, share=share)
 
 
 def _shared_length(one: TrainingSample, other: TrainingSample) -> int:

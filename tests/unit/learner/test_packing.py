@@ -112,6 +112,26 @@ def test_the_budget_holds(layout, samples, budget) -> None:
         assert batch.tokens.size <= budget or len(set(batch.samples.flatten())) == 1
 
 
+def test_samples_that_all_learn_from_a_token_share_less_than_their_neighbours_say() -> None:
+    """Between two samples that learn from the same token stands one that does not: the budget holds all the same."""
+    learns, listens = (
+        TrainingSample(
+            episode_id=f"ep_{mask}",
+            group_id="grp",
+            domain=None,
+            tokens=(2,),
+            loss_mask=(mask,),
+            behaviour_logprobs=(0.0,),
+            advantages=(0.0,),
+            versions=(-1,),
+        )
+        for mask in (1, 0)
+    )
+    batches = pack([learns, listens, learns], token_budget=1)
+    assert all(batch.tokens.size == 1 for batch in batches)
+    assert sum(batch.loss_tokens for batch in batches) == 2
+
+
 @given(samples=sample_lists)
 def test_padding_is_inert(samples) -> None:
     """Padding holds the pad id, every mask 0 and version -1; positions count from 0 in each row."""
