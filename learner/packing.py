@@ -163,7 +163,7 @@ def _tree_rows_under(
 def _fitting(
     chosen: list[int], samples: Sequence[TrainingSample], token_budget: int, *, share: bool
 ) -> Iterator[tuple[list[int], TreeRow]]:
-    """The row of ``chosen``, or rows of its halves: samples that both learn from a token share less than estimated."""
+    """The row of ``chosen``, or rows of its halves: samples that learn from one token share less than estimated."""
     row = build_row([samples[one] for one in chosen], share=share)
     if len(row.tokens) <= token_budget or len(chosen) == 1:
         yield chosen, row
