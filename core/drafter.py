@@ -106,8 +106,6 @@ class Drafter(Noun):
     """Accepted share of draft tokens when it went live: what later acceptance is held against."""
     accepted_per_draft: float | None = None
     """Accepted draft tokens per draft when it went live, the bonus token not counted."""
-    speedup: float | None = None
-    """Output tokens per second against the standard Variant when it went live."""
     metrics: dict[str, float] = Field(default_factory=dict)
     """What its training measured."""
     trial: DrafterTrial | None = None

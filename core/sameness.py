@@ -56,7 +56,7 @@ class SamenessCheck(Noun):
     own_p_value: float | None = None
     """The same test between two halves of the standard replica's own samples."""
     evidence: float = 1.0
-    """Evidence against sameness of sampled answers gathered over the checks so far; see ``core.two_sample``."""
+    """Evidence against sameness of sampled answers over the checks so far; see ``core.statistics.two_sample``."""
     same: bool
     reason: str | None = None
     """What speaks against sameness."""

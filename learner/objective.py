@@ -21,7 +21,6 @@ from learner.advantages import (
 from learner.batch import TensorBatch
 from learner.corrections import (
     icepop_weights,
-    mean_by_sequence,
     mismatch_weights,
     sequence_kl_weights,
     sequence_weights,
@@ -34,10 +33,16 @@ from learner.loss import (
     kl_k3_as_loss,
     seq_mean_token_mean,
     seq_mean_token_sum_norm,
-    token_log_ratio,
     token_mean,
 )
-from learner.policy_losses import anchored_loss, beyond_variation, cispo_loss, dppo_loss, gspo_loss
+from learner.policy_losses import (
+    anchored_loss,
+    beyond_variation,
+    cispo_loss,
+    dppo_loss,
+    gspo_loss,
+    sequence_log_ratio,
+)
 
 Loss = Literal["clip", "gspo", "cispo", "dppo", "anchored"]
 Advantage = Literal["group_std", "batch_std", "none", "leave_one_out", "token_whitened"]
@@ -149,7 +154,7 @@ class Objective:
             )
         if self.loss == "gspo":
             # One ratio a sequence: all its tokens are clipped, or none.
-            means = mean_by_sequence(token_log_ratio(new, old, batch.mask), batch.mask, batch.sequences)
+            means = sequence_log_ratio(new, old, batch.mask, batch.sequences)
             new, old = means[batch.sequences], torch.zeros_like(old)
         low, high = self.clip_low, self.clip_high
         return clipped_tokens(new, old, batch.advantages, batch.mask, clip_low=low, clip_high=high)

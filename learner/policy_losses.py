@@ -33,11 +33,17 @@ def gspo_loss(
     this call.
     """
     log_ratio = token_log_ratio(new_logprobs, old_logprobs, mask)
-    means = mean_by_sequence(log_ratio.detach(), mask, sequences) if sequence_means is None else sequence_means
-    ratio = (means.detach()[sequences] + log_ratio - log_ratio.detach()).exp()
+    if sequence_means is None:
+        sequence_means = sequence_log_ratio(new_logprobs, old_logprobs, mask, sequences)
+    ratio = (sequence_means.detach()[sequences] + log_ratio - log_ratio.detach()).exp()
     gain = inside(advantages, mask)
     loss = torch.maximum(-gain * ratio, -gain * ratio.clamp(1 - clip_low, 1 + clip_high))
     return inside(loss, mask)
+
+
+def sequence_log_ratio(new_logprobs: Tensor, old_logprobs: Tensor, mask: Tensor, sequences: Tensor) -> Tensor:
+    """The mean of new - old over each sequence's tokens, without gradient: what GSPO clips by."""
+    return mean_by_sequence(token_log_ratio(new_logprobs, old_logprobs, mask).detach(), mask, sequences)
 
 
 def cispo_loss(

@@ -18,7 +18,6 @@ from core.deployment import DeploymentStatus
 from core.errors import (
     AdapterRejected,
     ConfigurationError,
-    CorruptArtefact,
     EngineError,
     EngineUnavailable,
     EngineUnsupported,
@@ -32,9 +31,8 @@ from serving.full_plan import full_plan, wanted_candidate
 from serving.full_records import FullRecords, FullState
 from serving.full_routing import carried_version
 from serving.full_swap import UNLABELLED, FullSwap, SwapFailed, swappable
-from serving.hotswap import DEFINITE, reading_artefact
+from serving.hotswap import DEFINITE, whole_artefact
 from serving.replica import Replica
-from serving.weights.folder import folder_checksum
 from serving.weights.full_folder import check_full_folder
 from serving.weights.nccl_wire import NcclWire, SenderProcess
 from serving.weights.wire import DiskWire, FullWeights, WeightWire
@@ -55,16 +53,7 @@ def check_full_artefact(checkpoint: Checkpoint, *, base: Base) -> None:
     """
     if checkpoint.kind != "full":
         raise AdapterRejected("a LoRA version cannot stand in place of the Base's weights", hint="merge it first")
-    if checkpoint.base_fingerprint != base.fingerprint:
-        raise AdapterRejected(
-            f"it was trained on another Base (fingerprint {checkpoint.base_fingerprint[:8]}, "
-            f"'{base.name}' has {base.fingerprint[:8]})"
-        )
-    path = Path(checkpoint.path)
-    with reading_artefact(path):
-        found = folder_checksum(path)
-        if found != checkpoint.checksum:
-            raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
+    with whole_artefact(checkpoint, base=base) as path:
         check_full_folder(path, base_path=Path(base.path))
 
 

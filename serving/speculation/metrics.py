@@ -42,7 +42,7 @@ class SpeculationMetrics:
         )
         self._evidence = Gauge(
             "hone_sameness_evidence",
-            "Evidence against sameness of sampled answers; see core/two_sample.py.",
+            "Evidence against sameness of sampled answers; see core/statistics/two_sample.py.",
             ["url"],
             registry=registry,
         )

@@ -17,7 +17,7 @@ from typing import Final
 
 from core.ids import SAMENESS, new_id
 from core.sameness import Difference, SamenessCheck
-from core.two_sample import gathered, stratified_permutation_test
+from core.statistics.two_sample import gathered, stratified_permutation_test
 from serving.engines.base import Engine, Generated
 
 NEAR_TIE_NATS: Final = 1e-3

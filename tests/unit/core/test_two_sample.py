@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from core.two_sample import e_value, gathered, stratified_permutation_test
+from core.statistics.two_sample import e_value, gathered, stratified_permutation_test
 
 VALUES = st.lists(st.floats(-5, 5), min_size=2, max_size=4)
 

@@ -11,6 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from core.config.learner import LearnerSection, ObjectiveSection
+from core.sample import TrainingSample
+from learner.distributed import World
 from learner.trainer import Trainer, TrainerSpec
 
 PROJECT = Path(__file__).parents[3]
@@ -48,6 +50,18 @@ def _assert_equal(expected, loss: float, norm: float, difference: dict[str, torc
         torch.testing.assert_close(difference[name], gradient, rtol=1e-5, atol=2e-7)
 
 
+def _one_step(
+    spec: TrainerSpec, world: World, samples: list[TrainingSample], algorithm: str
+) -> tuple[float, float, dict[str, torch.Tensor]]:
+    """Loss, gradient norm, and what one step of SGD with rate 1 moved: the gradients."""
+    trainer = Trainer(spec, world=world, optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0))
+    before = trainer.trained_parameters()
+    update = trainer.grpo_update(samples) if algorithm == "grpo" else trainer.sft_update(samples)
+    after = trainer.trained_parameters()
+    trainer.close()
+    return update.loss, update.gradient_norm, {name: before[name] - after[name] for name in before}
+
+
 @pytest.mark.parametrize("algorithm", ["grpo", "sft"])
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_one_rank_equals_plain_pytorch(
@@ -57,17 +71,7 @@ def test_one_rank_equals_plain_pytorch(
     samples = make_samples(9)
     cap = config.objective.correction_high
     expected = reference.plain_gradients(base_path, adapter, samples, algorithm=algorithm, cap=cap)
-    trainer = Trainer(
-        _spec(base_path, adapter, config, stage),
-        world=world,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-    )
-    before = trainer.trained_parameters()
-    update = trainer.grpo_update(samples) if algorithm == "grpo" else trainer.sft_update(samples)
-    after = trainer.trained_parameters()
-    trainer.close()
-    moved = {name: before[name] - after[name] for name in before}
-    _assert_equal(expected, update.loss, update.gradient_norm, moved)
+    _assert_equal(expected, *_one_step(_spec(base_path, adapter, config, stage), world, samples, algorithm))
 
 
 @pytest.mark.parametrize(
@@ -114,17 +118,7 @@ def test_layouts_equal_plain_pytorch_on_shared_prompts(
     cap = config.objective.correction_high
     expected = reference.plain_gradients(base_path, adapter, samples, algorithm="grpo", cap=cap)
     changed = config.model_copy(update={"layout": layout, "share_prefixes": share, "micro_batch_tokens": 128})
-    trainer = Trainer(
-        _spec(base_path, adapter, changed, 0),
-        world=world,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
-    )
-    before = trainer.trained_parameters()
-    update = trainer.grpo_update(samples)
-    after = trainer.trained_parameters()
-    trainer.close()
-    moved = {name: before[name] - after[name] for name in before}
-    _assert_equal(expected, update.loss, update.gradient_norm, moved)
+    _assert_equal(expected, *_one_step(_spec(base_path, adapter, changed, 0), world, samples, "grpo"))
 
 
 @pytest.mark.parametrize(
@@ -144,17 +138,10 @@ def test_saving_memory_changes_no_gradient(
     samples = make_samples(9)
     cap = config.objective.correction_high
     expected = reference.plain_gradients(base_path, adapter, samples, algorithm="grpo", cap=cap)
-    trainer = Trainer(
-        _spec(base_path, adapter, config.model_copy(update=changes), stage),
-        world=world,
-        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+    _assert_equal(
+        expected,
+        *_one_step(_spec(base_path, adapter, config.model_copy(update=changes), stage), world, samples, "grpo"),
     )
-    before = trainer.trained_parameters()
-    update = trainer.grpo_update(samples)
-    after = trainer.trained_parameters()
-    trainer.close()
-    moved = {name: before[name] - after[name] for name in before}
-    _assert_equal(expected, update.loss, update.gradient_norm, moved)
 
 
 @pytest.mark.parametrize(
