@@ -31,19 +31,21 @@ class SiblingMetrics:
         self._path = folder / f"{index}{_SUFFIX}"
         self._registry = registry
         self._task: asyncio.Task[None] | None = None
+        self._stopping = asyncio.Event()
 
     async def start(self) -> None:
         """Write from now on."""
         await asyncio.to_thread(self._folder.mkdir, parents=True, exist_ok=True)
+        self._stopping.clear()
         self._task = asyncio.create_task(self._run(), name="sibling metrics")
 
     async def stop(self) -> None:
         """Write no more, and take the file away."""
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        # Not cancelled: a write that is under way in its thread would put the file back after it was taken away.
+        self._stopping.set()
+        await self._task
         self._task = None
         await asyncio.to_thread(self._path.unlink, missing_ok=True)
 
@@ -54,12 +56,13 @@ class SiblingMetrics:
         return merge(texts)
 
     async def _run(self) -> None:
-        while True:
+        while not self._stopping.is_set():
             try:
                 await asyncio.to_thread(self._write, generate_latest(self._registry))
             except OSError as error:
                 log.warning("metrics_not_written", error=str(error))
-            await asyncio.sleep(WRITE_SECONDS)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stopping.wait(), WRITE_SECONDS)
 
     def _write(self, text: bytes) -> None:
         fresh = self._path.with_suffix(".new")
