@@ -27,6 +27,20 @@ class Experiment(Noun):
     arms: tuple[Arm, ...] = Field(min_length=2)
     salt: str
     status: Literal["running", "stopped"] = "running"
+    key: Literal["user", "episode", "api_key"] = "episode"
+    """What sticks to an arm."""
+    sample_share: float = Field(default=1.0, ge=0.0, le=1.0)
+    """Of a shadow: share of requests that are mirrored."""
+    max_requests: int | None = None
+    """Of a shadow: most requests that are mirrored."""
+    max_tokens: int | None = None
+    """Of a shadow: most tokens that the candidate may sample."""
+    stage: int = 0
+    """Of a ramp: which stage's shares ``arms`` has."""
+    stage_since: float | None = None
+    release_id: str | None = None
+    """The Release that it gathers evidence for."""
+    stopped_because: str | None = None
     created_at: float = Field(default_factory=now)
 
     @model_validator(mode="after")
@@ -44,6 +58,9 @@ class Assignment(Noun):
     arm: str
     bucket: float
     reason: str = "hash"
+    turn_id: str | None = None
+    """The Turn of first exposure."""
+    created_at: float = Field(default_factory=now)
 
 
 def assign(experiment: Experiment, key: str) -> Assignment:

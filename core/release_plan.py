@@ -1,0 +1,59 @@
+"""ReleasePlan: what a policy file asks of a candidate on its way to traffic (``hone release --plan FILE``)."""
+
+from pydantic import Field, model_validator
+
+from core.noun import Noun
+from core.release import ReleaseStep
+from core.release_rule import ReleaseRule
+
+
+class RampStage(Noun):
+    """One step of a ramp."""
+
+    share: float = Field(gt=0.0, le=1.0)
+    """Of the keys that get the candidate."""
+    min_seconds: float = Field(default=3600.0, ge=0)
+    min_episodes: int = Field(default=200, ge=0)
+    """Of the candidate's arm, with an outcome."""
+
+
+class ShadowPlan(Noun):
+    """How much is mirrored, and how long."""
+
+    sample_share: float = Field(default=0.1, gt=0.0, le=1.0)
+    """Of live requests."""
+    max_requests: int = Field(default=5_000, ge=1)
+    max_tokens: int = Field(default=2_000_000, ge=1)
+    """Sampled by the candidate, over the whole shadow."""
+    max_seconds: float = Field(default=86_400.0, gt=0)
+    min_pairs: int = Field(default=200, ge=1)
+    """Judged pairs before the shadow may pass."""
+    max_error_share: float = Field(default=0.01, gt=0, lt=1)
+
+
+class ReleasePlan(Noun):
+    """Everything that decides about one candidate. Unset parts have defaults that need no thought to be safe."""
+
+    policy: str
+    steps: tuple[ReleaseStep, ...] = tuple(ReleaseStep)
+    """Required, in this order."""
+    rule: ReleaseRule
+    suites: tuple[str, ...] = Field(min_length=1)
+    """Evaluated against the promoted version and the Base."""
+    shadow: ShadowPlan = ShadowPlan()
+    ramp: tuple[RampStage, ...] = tuple(RampStage(share=share) for share in (0.01, 0.05, 0.2, 0.5, 1.0))
+    key: str = "episode"
+    """What sticks to an arm: ``user``, ``episode`` or ``api_key``."""
+    approvals: tuple[str, ...] = ()
+    """Steps after which somebody with ``admin:write`` must approve: ``evaluation``, ``shadow``, ``ramp``."""
+    notify_url: str | None = None
+    """Webhook that gets each decision as JSON."""
+    max_seconds: float = Field(default=7 * 86_400.0, gt=0)
+    """From start to decision; then the candidate is rejected."""
+
+    @model_validator(mode="after")
+    def _ramp_grows(self) -> "ReleasePlan":
+        shares = [stage.share for stage in self.ramp]
+        if shares != sorted(set(shares)):
+            raise ValueError("the shares of a ramp grow from stage to stage")
+        return self
