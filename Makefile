@@ -10,7 +10,7 @@ SEED ?= 0
 KEEP ?=
 ENGINE ?= cpu
 
-.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick clean
+.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick bench-learner bench-learner-quick clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -77,5 +77,13 @@ bench-speculation: install ## Measure speculation against standard decoding (25 
 bench-speculation-quick: install ## Try every part of that benchmark with a few prompts; writes nothing
 	@$(PYTHON) -m bench.speculation.run --quick
 
+bench-learner: install ## Train beside TRL (15 minutes); writes bench/results and docs/benchmarks.md
+	@scripts/install.sh learner-bench
+	@$(PYTHON) -m bench.learner.run
+
+bench-learner-quick: install ## Try every part of that benchmark shortly; writes nothing
+	@scripts/install.sh learner-bench
+	@$(PYTHON) -m bench.learner.run --quick
+
 clean: ## Remove environments, caches and local data
-	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench .venv-clients tests/clients/node/node_modules bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build
+	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench .venv-learner-bench .venv-clients tests/clients/node/node_modules bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -3,6 +3,7 @@
 # tests) and .venv-engine (vLLM), whose pins differ. Does nothing when both are up to date.
 #   scripts/install.sh [cpu|cuda]
 #   scripts/install.sh bench        only what the gateway is compared with: .venv-bench, and nginx
+#   scripts/install.sh learner-bench  only what the learner is compared with: .venv-learner-bench
 #   scripts/install.sh clients      only the clients that the tests drive: .venv-clients, with Node.js in it
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd -P)
@@ -18,8 +19,8 @@ say() { printf '\033[1m%s\033[0m\n' "$*"; }
 fail() { printf 'install: %s\n  hint: %s\n' "$1" "$2" >&2; exit 1; }
 
 case $engine in
-  cpu | cuda | bench | clients) ;;
-  *) fail "unknown engine build '$engine'" "use cpu, cuda, bench or clients" ;;
+  cpu | cuda | bench | learner-bench | clients) ;;
+  *) fail "unknown engine build '$engine'" "use cpu, cuda, bench, learner-bench or clients" ;;
 esac
 "$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null ||
   fail "Python 3.11, 3.12 or 3.13 is needed, and '$python' is not one" "install it, or set HONE_PYTHON"
@@ -120,7 +121,10 @@ engine_build() {
   echo "$1" >"$folder/.build"
 }
 
-case $engine in bench | clients) "${engine}_environment"; exit 0 ;; esac
+case $engine in
+  bench | clients) "${engine}_environment"; exit 0 ;;
+  learner-bench) environment .venv-learner-bench requirements/learner-bench.lock; exit 0 ;;
+esac
 environment .venv requirements/main.lock requirements/main-unisolated.lock
 [ -e .venv/.editable ] && [ .venv/.editable -nt pyproject.toml ] || {
   .venv/bin/python -m pip install "${pip_options[@]}" --no-deps --no-build-isolation --editable .

