@@ -10,7 +10,7 @@ SEED ?= 0
 KEEP ?=
 ENGINE ?= cpu
 
-.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick bench-learner bench-learner-quick clean
+.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick bench-learner bench-learner-quick bench-learning bench-learning-quick clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -84,6 +84,12 @@ bench-learner: install ## Train beside TRL (15 minutes); writes bench/results an
 bench-learner-quick: install ## Try every part of that benchmark shortly; writes nothing
 	@scripts/install.sh learner-bench
 	@$(PYTHON) -m bench.learner.run --quick
+
+bench-learning: install ## Train four Domains with controls (hours; DOMAIN=, SEED= for one); writes bench/results
+	@$(PYTHON) -m bench.learning.run $(if $(DOMAIN),--domain $(DOMAIN)) $(if $(filter command line,$(origin SEED)),--seed $(SEED))
+
+bench-learning-quick: install ## Try one Domain of that shortly; writes nothing
+	@$(PYTHON) -m bench.learning.run --quick
 
 clean: ## Remove environments, caches and local data
 	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench .venv-learner-bench .venv-clients tests/clients/node/node_modules bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

@@ -23,8 +23,12 @@ async def request_run(
     start_version: int,
     seed: int,
     overrides: Mapping[str, Any] | None = None,
+    shuffle_rewards: bool = False,
 ) -> tuple[str, Job]:
-    """Enqueue a training job; returns the run's id and the job."""
+    """Enqueue a training job; returns the run's id and the job.
+
+    ``shuffle_rewards``: a control, which has rewards that say nothing.
+    """
     run_id = new_id(RUN)
     payload = {
         "run_id": run_id,
@@ -34,7 +38,7 @@ async def request_run(
         "steps": steps,
         "seed": seed,
         "start_version": start_version,
-        "shuffle_rewards": False,
+        "shuffle_rewards": shuffle_rewards,
         "overrides": dict(overrides or {}),
     }
     return run_id, await store.queue.enqueue("train", payload)
