@@ -36,6 +36,10 @@ class AdminClient:
         """POST a JSON body to a path below ``/admin/v1``."""
         return self._send("POST", path, json=body or {})
 
+    def put(self, path: str, body: dict[str, Any]) -> Any:
+        """PUT a JSON body to a path below ``/admin/v1``."""
+        return self._send("PUT", path, json=body)
+
     def patch(self, path: str, body: dict[str, Any]) -> Any:
         """PATCH a path below ``/admin/v1`` with a JSON body."""
         return self._send("PATCH", path, json=body)
@@ -44,7 +48,16 @@ class AdminClient:
         """DELETE a path below ``/admin/v1``."""
         return self._send("DELETE", path)
 
+    def text(self, path: str, **parameters: Any) -> str:
+        """GET a page below ``/admin/v1`` as it stands; parameters that are None are left out."""
+        given = {key: value for key, value in parameters.items() if value is not None}
+        return self._answer("GET", path, params=given).text
+
     def _send(self, method: str, path: str, **arguments: Any) -> Any:
+        answer = self._answer(method, path, **arguments)
+        return answer.json() if answer.content else None
+
+    def _answer(self, method: str, path: str, **arguments: Any) -> httpx.Response:
         try:
             answer = self._client.request(method, path, **arguments)
         except httpx.HTTPError as error:
@@ -54,7 +67,7 @@ class AdminClient:
             ) from error
         if answer.is_error:
             raise _explained(answer)
-        return answer.json() if answer.content else None
+        return answer
 
 
 def local_admin(config: HoneConfig) -> AdminClient:

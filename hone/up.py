@@ -9,6 +9,7 @@ from rich.markup import escape
 from core.config.schema import HoneConfig
 from core.deployment import Deployment, DeploymentStatus
 from core.errors import EngineUnavailable, MachineError
+from core.fleet_plan import planned
 from core.noun import now
 from hone.bootstrap import migrate, register_base, seed
 from hone.doctor import examine
@@ -22,8 +23,8 @@ from serving.slots import log_name
 from store.events import DEPLOYMENTS
 from store.store import Store
 
-PROCESSES = ("gateway", "fleet", "worker", "learner")
-STOP_ORDER = ("learner", "worker", "gateway", "fleet")
+PROCESSES = ("gateway", "fleet", "worker", "learner", "release")
+STOP_ORDER = ("release", "learner", "worker", "gateway", "fleet")
 """The engines end last, so that running answers are finished."""
 
 _CHECK_SECONDS = 2.0
@@ -124,6 +125,8 @@ async def engines_ready(
     Raises EngineUnavailable when the fleet or the start of an engine fails (the fleet would try again, but nobody
     waits for that here), or when the engines are too late.
     """
+    async with store.reading() as tx:
+        config = planned(config, await tx.fleet_plans.find(config.base.name))
     wanted = set(config.fleet.variants)
     starts = _Starts(config, started_at)
     loop = asyncio.get_running_loop()

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry
 from core.config.schema import HoneConfig
 from core.deployment import Deployment, DeploymentStatus, Restart
 from core.errors import Conflict, EngineUnavailable, HoneError, NotFound
+from core.fleet_plan import FleetPlan, planned
 from core.job import retry_delay_seconds
 from core.policy import Base
 from core.variant import Speculation, Variant
@@ -112,14 +113,15 @@ class Fleet:
                 return
         raise NotFound(f"there is no Deployment {deployment_id}")
 
-    async def start(self) -> None:
+    async def start(self, plan: FleetPlan | None = None) -> None:
         """Take over engines that an earlier fleet left running, launch or attach the others, begin to reconcile.
 
+        ``plan``: the replicas that are wanted, in place of the configuration's.
         Raises MachineError when engines must be launched and the engine's environment is not there.
         """
         await self._records.begin()
         provisioner = Provisioner(
-            config=self._config,
+            config=planned(self._config, plan),
             store=self._store,
             base=self._base,
             make_engine=self._make_engine,

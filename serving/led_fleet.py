@@ -8,15 +8,19 @@ from prometheus_client import CollectorRegistry, Gauge
 
 from core.config.schema import HoneConfig
 from core.errors import StoreError
+from core.fleet_plan import FleetPlan
 from core.policy import Base
 from serving.engines.base import Engine
 from serving.fleet import Fleet
+from store.events import FLEETS
 from store.leadership import Leadership, fleet_lease, owner_name
 from store.store import Store
 
 log = structlog.get_logger(__name__)
 
 _AGAIN_SECONDS = 1.0
+_PLAN_SECONDS = 5.0
+"""How often the plan is read when no event says that it changed."""
 
 
 class LedFleet:
@@ -32,6 +36,7 @@ class LedFleet:
         make_engine: Callable[[str], Engine] | None = None,
     ) -> None:
         self._config = config
+        self._store = store
         self._base = base
         self._leads = Gauge(
             "hone_fleet_leads",
@@ -96,18 +101,42 @@ class LedFleet:
             await asyncio.sleep(_AGAIN_SECONDS)
 
     async def _until_lost(self) -> None:
-        """Run the fleet until the lead is lost; raises what broke the fleet."""
-        running = asyncio.create_task(self._run(), name="fleet")
+        """Run the fleet until the lead is lost, anew for each plan; raises what broke the fleet."""
+        while await self._until_lost_or_planned():
+            # Engines run on: those that the new plan has too are taken over as they are.
+            await self.fleet.abandon()
+
+    async def _until_lost_or_planned(self) -> bool:
+        """Run the fleet until the lead is lost (False) or the store has another plan for it (True)."""
+        plan = await self._plan()
+        running = asyncio.create_task(self._run(plan), name="fleet")
         losing = asyncio.create_task(self._leadership.lost(), name="fleet-lost")
+        planning = asyncio.create_task(self._planned_anew(plan), name="fleet-plan")
         try:
-            await asyncio.wait({running, losing}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({running, losing, planning}, return_when=asyncio.FIRST_COMPLETED)
             if running.done():
                 running.result()
+            return planning.done() and not losing.done() and not running.done()
         finally:
-            for task in (running, losing):
+            for task in (running, losing, planning):
                 task.cancel()
-            await asyncio.gather(running, losing, return_exceptions=True)
+            await asyncio.gather(running, losing, planning, return_exceptions=True)
 
-    async def _run(self) -> None:
-        await self.fleet.start()
+    async def _plan(self) -> FleetPlan | None:
+        async with self._store.reading() as work:
+            return await work.fleet_plans.find(self._base.name)
+
+    async def _planned_anew(self, plan: FleetPlan | None) -> None:
+        """Return once the store has another plan than ``plan``."""
+        async with self._store.events.subscribe([FLEETS]) as changes:
+            while True:
+                try:
+                    if await self._plan() != plan:
+                        return
+                except StoreError as error:
+                    log.warning("fleet_plan_not_read", error=error.message)
+                await changes.wait(_PLAN_SECONDS)
+
+    async def _run(self, plan: FleetPlan | None) -> None:
+        await self.fleet.start(plan)
         await self.fleet.wait()

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import AutoTokenizer
 
 from bench.learner.plan import GROUP_SIZE
@@ -23,7 +24,7 @@ def record(job: dict[str, Any]) -> list[dict[str, Any]]:
     base = Path(job["base"])
     prompts = _prompts(base, count=job["groups"], tokens=job["prompt_tokens"])
     starts = [prompt for prompt in prompts for _ in range(GROUP_SIZE)]
-    model = TargetModel(DraftTarget(base, None))
+    model = TargetModel(DraftTarget(base, None), device=torch.device("cpu"))
     texts = model.sample(starts, max_tokens=job["response_tokens"], seed=_SEED, advanced=lambda _: None)
     found = []
     for number, text in enumerate(texts):

@@ -21,6 +21,8 @@ DOMAINS = ("code", "tools", "maths", "writing")
 BASE_RATE = 0.5
 GAIN = 0.05
 HARD_MARGIN = 0.06
+WORSE = HARD_MARGIN + 0.002
+"""Loss of a candidate that is worse by just over the margin."""
 RULE = ReleaseRule(
     targets=(TARGET,),
     families={"agents": Family(domains=DOMAINS, margin=0.03, hard_margin=HARD_MARGIN)},
@@ -47,7 +49,7 @@ class Kind:
 _HEALTHY = {"errors": 0.005, "slow": 0.05, "verifiers_disagree": 0.02}
 KINDS = (
     Kind("equal", better=False),
-    Kind("worse in one Domain", better=False, gains={TARGET: GAIN, "tools": -(HARD_MARGIN + 0.002)}),
+    Kind("worse in one Domain", better=False, gains={TARGET: GAIN, "tools": -WORSE}),
     Kind("reward-hacked", better=False, gains={TARGET: 0.10}, events={"verifiers_disagree": 0.15}),
     Kind("broken adapter", better=False, gains=dict.fromkeys(DOMAINS, -0.45), events={"errors": 0.30}),
     Kind("slow", better=False, gains={TARGET: GAIN}, events={"slow": 0.25}),
@@ -90,19 +92,20 @@ def _shown(trial: Trial, differences: Mapping[str, Floats], events: Mapping[str,
 
 def _traffic(kind: Kind, generator: np.random.Generator) -> Iterator[tuple[dict[str, Floats], dict[str, Floats]]]:
     while True:
-        differences = {domain: _paired(kind.gains.get(domain, 0.0), generator) for domain in DOMAINS}
+        differences = {
+            domain: paired_sample(kind.gains.get(domain, 0.0), generator, LOOK_EVERY) for domain in DOMAINS
+        }
         requests = LOOK_EVERY * len(DOMAINS)
         shares = {**_HEALTHY, **kind.events}
         events = {name: (generator.random(requests) < share).astype(np.float64) for name, share in shares.items()}
         yield differences, events
 
 
-def _paired(gain: float, generator: np.random.Generator) -> Floats:
-    """Candidate minus promoted success on the same prompts, whose difficulty varies."""
-    # Beta(2, 2) has mean one half, and stays inside [0, 1] after most shifts.
-    chance = generator.beta(2.0, 2.0, LOOK_EVERY)
-    shifted = np.clip(chance + gain, 0.0, 1.0)
-    return (generator.random(LOOK_EVERY) < shifted).astype(np.float64) - (generator.random(LOOK_EVERY) < chance)
+def paired_sample(gain: float, generator: np.random.Generator, count: int | tuple[int, int]) -> Floats:
+    """Candidate minus promoted success on the same prompts, whose difficulty varies around one half."""
+    # Beta(2, 2), drawn together so far that no shifted chance leaves [0, 1]: the gain is exact.
+    chance = 0.5 + (generator.beta(2.0, 2.0, count) - 0.5) * (1.0 - 2.0 * abs(gain))
+    return (generator.random(count) < chance + gain).astype(np.float64) - (generator.random(count) < chance)
 
 
 def fixed_horizon_prompts(gain: float, *, alpha: float, power: float, variance: float) -> int:

@@ -15,6 +15,7 @@ from core.prefix_use import PrefixUse
 from core.release import Release, ReleaseStep
 from core.trajectory import BreakCause
 from core.turn import Turn
+from core.variant import Variant
 from core.verdict import Reward, Verdict
 
 _UNSTORABLE = re.compile("[\\0\ud800-\udfff]")
@@ -284,6 +285,15 @@ class RestartRequest(Body):
     """Why an engine is restarted."""
 
     reason: str = Field(default="asked for", min_length=1, max_length=500)
+
+
+class FleetPlanRequest(Body):
+    """Replicas that are wanted from now on, all of them."""
+
+    launch: dict[Variant, int] = Field(default_factory=dict)
+    """Variant → engines that the fleet runs itself."""
+    attach: dict[Variant, tuple[str, ...]] = Field(default_factory=dict)
+    """Variant → URLs of engines that somebody else runs."""
 
 
 class FleetView(Body):

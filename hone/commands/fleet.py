@@ -1,4 +1,4 @@
-"""``hone fleet``: run it; status, restart."""
+"""``hone fleet``: run it; status, restart, scale."""
 
 import json
 import os
@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from core.errors import EngineUnavailable
+from core.errors import EngineUnavailable, InvalidRequest
 from core.noun import now
 from hone.admin_client import local_admin
 from hone.output import clear_errors, console, table
@@ -67,6 +67,43 @@ def restart(
     with local_admin(load_settings()) as admin:
         asked = admin.post(f"/deployments/{deployment_id}/restart", {} if reason is None else {"reason": reason})
     console().print(f"{escape(asked['url'])} will be restarted; 'hone fleet status' shows when it serves again")
+
+
+@app.command()
+@clear_errors
+def scale(
+    wanted: Annotated[
+        list[str] | None, typer.Argument(help="VARIANT=NUMBER, or VARIANT=URL,URL for engines that run elsewhere.")
+    ] = None,
+    reset: Annotated[bool, typer.Option("--reset", help="Go back to what the configuration says.")] = False,
+) -> None:
+    """Say which replicas there shall be, for example 'hone fleet scale standard=2 fast=1'. Variants left out end."""
+    config = load_settings()
+    path = f"/fleets/{config.base.name}/plan"
+    with local_admin(config) as admin:
+        if reset:
+            admin.delete(path)
+            plan = admin.get(path)
+        elif wanted:
+            plan = admin.put(path, _plan_of(wanted))
+        else:
+            plan = admin.get(path)
+    launched = [f"{variant}={count}" for variant, count in plan["launch"].items()]
+    attached = [f"{variant}={','.join(urls)}" for variant, urls in plan["attach"].items()]
+    console().print(f"wanted: {escape(' '.join(launched + attached))}; 'hone fleet status' shows what there is")
+
+
+def _plan_of(wanted: list[str]) -> dict[str, dict[str, Any]]:
+    plan: dict[str, dict[str, Any]] = {"launch": {}, "attach": {}}
+    for one in wanted:
+        variant, sign, value = one.partition("=")
+        if not sign or not value:
+            raise InvalidRequest(f"'{one}' is not VARIANT=NUMBER", hint="for example standard=2")
+        if value.isdigit():
+            plan["launch"][variant] = int(value)
+        else:
+            plan["attach"][variant] = value.split(",")
+    return plan
 
 
 def _leader(fleet: dict[str, Any]) -> str:

@@ -16,15 +16,18 @@ from prometheus_client import CollectorRegistry
 from core.config.schema import HoneConfig
 from core.deployment import Deployment, DeploymentStatus
 from core.errors import LeaseLost
+from core.fleet_plan import FleetPlan
 from core.lease import Lease
 from core.noun import now
 from core.policy import Base, ServingStatus
+from core.variant import Variant
 from serving.engines.fake import FakeEngineServer
 from serving.led_fleet import LedFleet
+from store.events import FLEETS
 from store.leadership import fleet_lease
 from store.migrate import upgrade
 from store.store import Store
-from tests.fleet_harness import asking, stored_deployments, until
+from tests.fleet_harness import CUT, asking, stored_deployments, until
 from tests.services import PostgresServer
 from tests.serving_harness import BASE, POLICY, Publisher, write_base
 
@@ -205,6 +208,34 @@ async def test_the_second_waits_and_says_so(world: World, open_store: Any):
             await until(lambda: second.leads)
             await world.publish_live(2)
             assert leads(registry) == 0.0 and leads(waiting) == 1.0
+
+
+@pytest.mark.parametrize("world", ["sqlite", "postgres"], indirect=True)
+async def test_another_plan_changes_the_replicas_and_not_the_answers(world: World):
+    """Replicas that a plan leaves out go, those that it has stay as they are, and without it all come back."""
+    async with led(world) as (fleet, _):
+        await until(lambda: fleet.leads)
+        await world.publish_live(1)
+        before = {one.url: one for one in await world.stored()}
+        kept = world.engines[0].url
+        async with asking(world.store, POLICY, 1) as failures:
+            plan = FleetPlan(base=BASE, attach={Variant.STANDARD: (kept,)})
+            async with world.store.transaction() as work:
+                await work.fleet_plans.put(plan)
+            await world.store.events.publish(FLEETS)
+            await until(lambda: [one.url for one in fleet.fleet.deployments] == [kept])
+            await until(lambda: _urls_are(world, {kept}))
+            assert (await world.stored())[0].id == before[kept].id
+            async with world.store.transaction() as work:
+                await work.fleet_plans.remove(BASE)
+            await world.store.events.publish(FLEETS)
+            await until(lambda: _urls_are(world, set(before)))
+            await until(lambda: world.serving(1))
+        assert not [failure for failure in failures if not failure.startswith(CUT)]
+
+
+async def _urls_are(world: World, urls: set[str]) -> bool:
+    return {one.url for one in await world.stored()} == urls
 
 
 async def test_a_fleet_that_was_overtaken_writes_nothing_more(world: World):

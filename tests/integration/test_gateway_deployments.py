@@ -78,3 +78,29 @@ async def test_the_leader_of_a_base_is_shown(harness: Harness):
             await work.leases.acquire(fleet_lease(BASE), "m:1:led", now=now(), seconds=seconds)
         (view,) = (await harness.admin("GET", "/fleets"))[1]
         assert (view["leader"], view["leads"]) == ("m:1:led", leads)
+
+
+async def test_wanted_replicas_are_the_configured_ones_until_somebody_asks_for_others(harness: Harness):
+    """A plan replaces them and is audited, and taking it away brings the configuration's back."""
+    path = f"/fleets/{BASE}/plan"
+    status, configured = await harness.admin("GET", path)
+    assert (status, configured["launch"]) == (200, {"standard": 1, "fast": 1})
+    status, plan = await harness.admin("PUT", path, {"launch": {"standard": 2}})
+    assert (status, plan["launch"]) == (200, {"standard": 2}) and plan["changed_by"]
+    assert (await harness.admin("GET", path))[1] == plan
+    assert (await harness.admin("DELETE", path))[0] == 204
+    assert (await harness.admin("GET", path))[1]["launch"] == configured["launch"]
+    records = (await harness.admin("GET", "/audit"))[1]
+    assert [one["action"] for one in records] == ["fleet.plan", "fleet.plan"]
+
+
+async def test_a_plan_that_cannot_be_is_refused_before_the_fleet_sees_it(harness: Harness):
+    """No replica at all, an unknown Variant, an unknown Base, and a caller who may only read."""
+    path = f"/fleets/{BASE}/plan"
+    assert (await harness.admin("PUT", path, {"launch": {}}))[0] == 400
+    assert (await harness.admin("PUT", path, {"launch": {"faster": 1}}))[0] == 400
+    assert (await harness.admin("PUT", "/fleets/nothing/plan", {"launch": {"standard": 1}}))[0] == 404
+    await harness.add_key("reader", scopes={Scope.ADMIN_READ})
+    assert (await harness.admin("PUT", path, {"launch": {"standard": 1}}, key="reader"))[0] == 403
+    async with harness.store.reading() as work:
+        assert await work.fleet_plans.find(BASE) is None

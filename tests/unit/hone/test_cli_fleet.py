@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from core.config.schema import HoneConfig
 from core.deployment import DeploymentStatus, EngineLoad, LoadedVersion, Restart, SpeculationSeen, SwapRecord
 from core.errors import EngineUnavailable
 from core.policy import ProbeResult
@@ -41,6 +42,7 @@ class FakeAdmin:
             )
         ]
         self.posted: list[tuple[str, Any]] = []
+        self.plan: dict[str, Any] = {"launch": {"standard": 1}, "attach": {}}
 
     def __enter__(self) -> "FakeAdmin":
         return self
@@ -49,6 +51,8 @@ class FakeAdmin:
         """Nothing to close."""
 
     def get(self, path: str) -> Any:
+        if path.endswith("/plan"):
+            return self.plan
         rows = [one.model_dump(mode="json") for one in self.deployments]
         return {"/fleets": self.fleets, "/deployments": rows}[path]
 
@@ -56,18 +60,42 @@ class FakeAdmin:
         self.posted.append((path, body))
         return self.deployments[0].model_dump(mode="json")
 
+    def put(self, path: str, body: Any) -> Any:
+        self.posted.append((path, body))
+        return body
+
+    def delete(self, path: str) -> None:
+        self.posted.append((path, None))
+
 
 @pytest.fixture
 def admin(monkeypatch: pytest.MonkeyPatch) -> FakeAdmin:
     """The admin API that the commands meet."""
     fake = FakeAdmin()
     monkeypatch.setattr(fleet, "local_admin", lambda _config: fake)
-    monkeypatch.setattr(fleet, "load_settings", lambda: None)
+    monkeypatch.setattr(fleet, "load_settings", HoneConfig)
     return fake
 
 
 def run(*arguments: str) -> Any:
     return CliRunner(env={"COLUMNS": "300"}).invoke(app, ["fleet", *arguments])
+
+
+def test_scale_says_what_is_wanted(admin: FakeAdmin):
+    """Numbers are launched, URLs attached; without arguments it only shows, and --reset takes the wish back."""
+    shown = run("scale", "standard=2", "fast=http://a:1,http://b:1")
+    assert shown.exit_code == 0 and "standard=2 fast=http://a:1,http://b:1" in shown.output
+    path, body = admin.posted[-1]
+    assert path.endswith("/plan")
+    assert body == {"launch": {"standard": 2}, "attach": {"fast": ["http://a:1", "http://b:1"]}}
+    assert "standard=1" in run("scale").output and len(admin.posted) == 1
+    assert run("scale", "--reset").exit_code == 0 and admin.posted[-1] == (path, None)
+
+
+def test_scale_refuses_what_it_cannot_read(admin: FakeAdmin):
+    """One line and a hint, and nothing is sent."""
+    shown = run("scale", "standard")
+    assert shown.exit_code == 1 and "VARIANT=NUMBER" in shown.output and not admin.posted
 
 
 def test_status_shows_what_engines_say(admin: FakeAdmin):
