@@ -47,17 +47,17 @@ class Plan:
     """Tokens per forward pass that Hone is tried with."""
 
 
-_SHORT: dict[str, int] = {"prompt_tokens": 64, "response_tokens": 64, "groups": 4}
+_SHORT: dict[str, int] = {"prompt_tokens": 64, "response_tokens": 64, "groups": 2}
 
 FULL = Plan(
     name="full",
     workloads=(
         Workload(name="short_lora", train="lora", **_SHORT),
         Workload(name="short_full", train="full", **_SHORT),
-        Workload(name="shared_prefix_lora", train="lora", prompt_tokens=512, response_tokens=64, groups=2),
+        Workload(name="shared_prefix_lora", train="lora", prompt_tokens=512, response_tokens=64, groups=1),
     ),
-    steps=3,
-    rounds=3,
+    steps=2,
+    rounds=2,
     micro_batches=(4, 8, 16),
     micro_batch_tokens=(1024, 2048),
 )
