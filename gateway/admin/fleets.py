@@ -68,14 +68,15 @@ async def put_plan(base: PathId, body: FleetPlanRequest, gateway: GatewayParts, 
     return plan
 
 
-@router.delete("/{base}/plan", summary="Go back to the configured replicas", status_code=204, responses=WRITE_ERRORS)
-async def delete_plan(base: PathId, gateway: GatewayParts, key: Writer) -> None:
+@router.delete("/{base}/plan", summary="Go back to the configured replicas", responses=WRITE_ERRORS)
+async def delete_plan(base: PathId, gateway: GatewayParts, key: Writer) -> FleetPlan:
     """Forget what was asked for: the fleet's configuration says which replicas there are."""
     async with gateway.store.transaction() as work:
         await work.bases.get(base)
         await work.fleet_plans.remove(base)
         await work.audit.add(audit_record(key, "fleet.plan", base, {}))
     await gateway.store.events.publish(FLEETS, {"base": base})
+    return plan_of(base, gateway.config)
 
 
 async def _lease(work: UnitOfWork, base: str) -> Lease | None:
