@@ -10,7 +10,7 @@ SEED ?= 0
 KEEP ?=
 ENGINE ?= cpu
 
-.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick bench-learner bench-learner-quick bench-learning bench-learning-quick clean
+.PHONY: help install demo test check lint types imports architecture clients lock docs bench-gateway bench-gateway-quick bench-hotswap bench-hotswap-quick bench-fleet bench-fleet-quick bench-speculation bench-speculation-quick bench-parity bench-parity-quick bench-learner bench-learner-quick bench-learning bench-learning-quick bench-live bench-live-quick bench-release bench-release-quick clean
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 24
@@ -77,7 +77,13 @@ bench-speculation: install ## Measure speculation against standard decoding (25 
 bench-speculation-quick: install ## Try every part of that benchmark with a few prompts; writes nothing
 	@$(PYTHON) -m bench.speculation.run --quick
 
-bench-learner: install ## Train beside TRL (15 minutes); writes bench/results and docs/benchmarks.md
+bench-parity: install ## Compare gradients of all layouts (5 minutes); writes bench/results and docs/benchmarks.md
+	@$(PYTHON) -m bench.parity.run
+
+bench-parity-quick: install ## Compare three of them; writes nothing
+	@$(PYTHON) -m bench.parity.run --quick
+
+bench-learner: install ## Train beside TRL (30 minutes); writes bench/results and docs/benchmarks.md
 	@scripts/install.sh learner-bench
 	@$(PYTHON) -m bench.learner.run
 
@@ -90,6 +96,18 @@ bench-learning: install ## Train four Domains with controls (hours; DOMAIN=, SEE
 
 bench-learning-quick: install ## Try one Domain of that shortly; writes nothing
 	@$(PYTHON) -m bench.learning.run --quick
+
+bench-live: install ## Learn from 200 simulated users (10 minutes); writes bench/results and docs/benchmarks.md
+	@$(PYTHON) -m bench.live.run
+
+bench-live-quick: install ## Try every part of that benchmark with a few users; writes nothing
+	@$(PYTHON) -m bench.live.run --quick
+
+bench-release: install ## Simulate 5,500 candidates, run three real ones (15 minutes); writes bench/results
+	@$(PYTHON) -m bench.release.run
+
+bench-release-quick: install ## Try every part of that benchmark shortly; writes nothing
+	@$(PYTHON) -m bench.release.run --quick
 
 clean: ## Remove environments, caches and local data
 	rm -rf $(VENV) $(ENGINE_VENV) .venv-bench .venv-learner-bench .venv-clients tests/clients/node/node_modules bench/.build .hone runs .pytest_cache .mypy_cache .ruff_cache .hypothesis *.egg-info build

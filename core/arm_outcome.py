@@ -27,5 +27,7 @@ class ArmOutcome(Noun):
     """The key's mean reward before the Experiment, for CUPED."""
     first_token_seconds: float | None = None
     output_tokens: int = 0
+    recent: tuple[str, ...] = ()
+    """Requests that were counted last: one that is recorded again counts once."""
     created_at: float = Field(default_factory=now)
     updated_at: float = Field(default_factory=now)

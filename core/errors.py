@@ -29,6 +29,7 @@ HoneError
 │   ├── LeaseLost                 the job now belongs to another worker
 │   └── CorruptArtefact           a checksum does not match
 ├── LearnerError                  training cannot go on
+│   └── Diverged                  a loss or gradient is not finite
 └── MachineError                  the machine lacks something: compiler, port, disk, bubblewrap
 """
 
@@ -252,6 +253,10 @@ class LearnerError(HoneError):
     """Training cannot go on."""
 
     code = "learner_error"
+
+
+class Diverged(LearnerError):
+    """A loss or gradient is not finite: the step was not taken, and the weights before it are whole."""
 
 
 class MachineError(HoneError):

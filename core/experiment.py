@@ -1,10 +1,11 @@
 """Experiment and Assignment: how traffic is split, and which arm a key got."""
 
 import hashlib
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from core.guardrails import Guardrails
 from core.noun import Noun, now
 from core.variant import Variant
 
@@ -38,9 +39,18 @@ class Experiment(Noun):
     stage: int = 0
     """Of a ramp: which stage's shares ``arms`` has."""
     stage_since: float | None = None
+    earlier_shares: tuple[float, ...] = ()
+    """Of a ramp: the candidate's share in each stage before this one."""
+    guardrails: Guardrails = Guardrails()
+    """Of an A/B: what ends it at once."""
+    notify_url: str | None = None
+    """Of an A/B: webhook that hears of its end by a guardrail, beside the configured one."""
     release_id: str | None = None
     """The Release that it gathers evidence for."""
     stopped_because: str | None = None
+    stopped_at: float | None = None
+    evidence: dict[str, Any] = Field(default_factory=dict)
+    """What its end rests on."""
     created_at: float = Field(default_factory=now)
 
     @model_validator(mode="after")
@@ -60,6 +70,8 @@ class Assignment(Noun):
     reason: str = "hash"
     turn_id: str | None = None
     """The Turn of first exposure."""
+    stage: int = 0
+    """Stage of the ramp at first exposure."""
     created_at: float = Field(default_factory=now)
 
 

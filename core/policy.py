@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator
 
+from core.live import LiveState
 from core.noun import Noun, now
 from core.transitions import TransitionTable
+from core.version_note import VersionNote
 
 _NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")
 
@@ -74,7 +76,7 @@ class PolicyVersion(Noun):
     kind: Literal["base", "lora", "full"]
     checkpoint_id: str | None = None
     parent_version: int | None = None
-    origin: Literal["base", "sft", "grpo", "imported"]
+    origin: Literal["base", "sft", "grpo", "live", "imported"]
     serving: ServingStatus = ServingStatus.WANTED
     serving_reason: str | None = None
     """Why the version was refused, in plain words."""
@@ -82,6 +84,11 @@ class PolicyVersion(Noun):
     """From the decision to load until the probe had passed, on the slowest replica, when it went live."""
     pins: tuple[str, ...] = ()
     """Who needs it loaded whatever is promoted: ids of evaluation jobs, or an operator's name."""
+    notes: tuple[VersionNote, ...] = ()
+    saw_withdrawn: int = 0
+    """How many withdrawn Episodes it or an ancestor was trained on."""
+    files_removed_at: float | None = None
+    """When its checkpoint folder was deleted; None: it was not."""
     created_at: float = Field(default_factory=now)
 
     @property
@@ -147,6 +154,8 @@ class Provenance(Noun):
     episode_ids: tuple[str, ...] = ()
     """The Episodes that this step trained on; earlier ones are the parents'."""
     metrics: dict[str, float] = Field(default_factory=dict)
+    live: LiveState | None = None
+    """What learning from live traffic goes on from."""
 
 
 class Checkpoint(Noun):
@@ -166,4 +175,8 @@ class Checkpoint(Noun):
     provenance: Provenance
     resume_path: str | None = None
     """DeepSpeed's own state, for exact resume."""
+    signature: str | None = None
+    """Ed25519 over what identifies it, base64; None: it was made while signing was off."""
+    signed_by: str | None = None
+    """Fingerprint of the public key."""
     created_at: float = Field(default_factory=now)

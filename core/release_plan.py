@@ -1,7 +1,10 @@
 """ReleasePlan: what a policy file asks of a candidate on its way to traffic (``hone release --plan FILE``)."""
 
+from typing import Literal
+
 from pydantic import Field, model_validator
 
+from core.guardrails import Guardrails
 from core.noun import Noun
 from core.release import ReleaseStep
 from core.release_rule import ReleaseRule
@@ -42,8 +45,13 @@ class ReleasePlan(Noun):
     """Evaluated against the promoted version and the Base."""
     shadow: ShadowPlan = ShadowPlan()
     ramp: tuple[RampStage, ...] = tuple(RampStage(share=share) for share in (0.01, 0.05, 0.2, 0.5, 1.0))
-    key: str = "episode"
+    key: Literal["user", "episode", "api_key"] = "episode"
     """What sticks to an arm: ``user``, ``episode`` or ``api_key``."""
+    guardrails: Guardrails = Guardrails()
+    """What ends the ramp at once; ``rule.guardrails`` are limits beside it."""
+    ramp_primary: Literal["no_harm", "not_worse", "better"] = "no_harm"
+    """What live rewards must show before all traffic moves: that no loss is proven; that the candidate is no worse
+    than by its margins; that it gains in a target Domain as well."""
     approvals: tuple[str, ...] = ()
     """Steps after which somebody with ``admin:write`` must approve: ``evaluation``, ``shadow``, ``ramp``."""
     notify_url: str | None = None
@@ -57,3 +65,8 @@ class ReleasePlan(Noun):
         if shares != sorted(set(shares)):
             raise ValueError("the shares of a ramp grow from stage to stage")
         return self
+
+    def guardrails_with_limits(self) -> Guardrails:
+        """The guardrails with the rule's limits among theirs."""
+        limits = {**self.rule.guardrails, **self.guardrails.limits}
+        return self.guardrails.model_copy(update={"limits": limits})

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from core.alarm import Alarm
 from core.noun import Noun, now
 
 
@@ -13,7 +14,23 @@ class RunStatus(StrEnum):
 
     RUNNING = "running"
     FINISHED = "finished"
+    STOPPED = "stopped"
+    """An alarm ended it; ``error`` says which, and every version that it published stays."""
     FAILED = "failed"
+
+
+class DomainMetrics(Noun):
+    """What one Domain's groups of a step showed."""
+
+    groups: int
+    attempts: int
+    """Those that counted."""
+    zero_variance_groups: int
+    """Groups that taught nothing: all rewards alike, or fewer than two."""
+    reward_mean: float | None = None
+    success_rate: float | None = None
+    response_tokens: float = 0.0
+    """Mean sampled tokens of an attempt."""
 
 
 class StepMetrics(Noun):
@@ -28,15 +45,18 @@ class StepMetrics(Noun):
     gradient_norm: float
     values: dict[str, float] = Field(default_factory=dict)
     """clip_share, mismatch_kl, ess, entropy, tokens, generate_seconds, train_seconds, swap_seconds, …"""
+    domains: dict[str, DomainMetrics] = Field(default_factory=dict)
+    """By name, those that the step had groups of."""
+    alarms: tuple[Alarm, ...] = ()
     created_at: float = Field(default_factory=now)
 
 
 class TrainingRun(Noun):
-    """SFT or GRPO on one Policy from ``start_version`` on."""
+    """SFT, GRPO or learning from live traffic on one Policy from ``start_version`` on."""
 
     id: str
     policy: str
-    algorithm: Literal["sft", "grpo"]
+    algorithm: Literal["sft", "grpo", "live"]
     start_version: int
     domains: tuple[str, ...]
     planned_steps: int

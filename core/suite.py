@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import Literal
 
 from pydantic import Field
 
@@ -24,6 +25,8 @@ class Suite(Noun):
     """Names of rewordings under which each Task is repeated: the answer must not hang on the wording."""
     tenant_id: str | None = None
     """Whose private Tasks these are; None: everybody's."""
+    scored: bool = True
+    """False: the Tasks have no verifiers (logged prompts); they serve as shadow or judge prompts only."""
     created_at: float = Field(default_factory=now)
 
 
@@ -66,6 +69,13 @@ class SuiteResult(Noun):
     version: int
     variant: str = "standard"
     attempts: tuple[Attempt, ...]
+    status: Literal["running", "done"] = "done"
+    """``running``: more attempts are to come."""
+    planned: int = 0
+    """How many attempts the Suite asks for."""
+    job_id: str | None = None
+    tenant_id: str | None = None
+    """The Suite's."""
     created_at: float = Field(default_factory=now)
 
 

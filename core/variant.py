@@ -9,7 +9,9 @@ from core.noun import Noun
 
 FAST_SUFFIX = "-fast"
 AUTO_SUFFIX = "-auto"
-_MODEL_NAME = re.compile(r"^(?P<name>[^@\s]+?)(?P<suffix>-fast|-auto)?(?:@(?P<version>\d{1,9}))?$")
+_MODEL_NAME = re.compile(
+    r"^(?P<name>[^@\s]+?)(?P<suffix>-fast|-auto)?(?:@(?:(?P<version>\d{1,9})|(?P<alias>[a-z][a-z0-9._-]{0,31})))?$"
+)
 
 
 class Variant(StrEnum):
@@ -34,10 +36,13 @@ class ModelName(Noun):
     """None: the promoted version."""
     auto: bool = False
     """The gateway chooses the Variant."""
+    alias: str | None = None
+    """``candidate`` of ``coder@candidate``: the gateway knows which version it means."""
 
     def __str__(self) -> str:
         suffix = AUTO_SUFFIX if self.auto else FAST_SUFFIX if self.variant is Variant.FAST else ""
-        pin = "" if self.version is None else f"@{self.version}"
+        named = self.alias if self.version is None else self.version
+        pin = "" if named is None else f"@{named}"
         return f"{self.name}{suffix}{pin}"
 
 
@@ -47,7 +52,7 @@ def parse_model_name(text: str) -> ModelName:
     if match is None:
         raise InvalidRequest(
             f"'{text}' is not a model name",
-            hint="use NAME, NAME-fast or NAME-auto, each with or without @VERSION",
+            hint="use NAME, NAME-fast or NAME-auto, each with or without @VERSION or @ALIAS",
             param="model",
         )
     return ModelName(
@@ -55,6 +60,7 @@ def parse_model_name(text: str) -> ModelName:
         variant=Variant.FAST if match["suffix"] == FAST_SUFFIX else Variant.STANDARD,
         version=None if match["version"] is None else int(match["version"]),
         auto=match["suffix"] == AUTO_SUFFIX,
+        alias=match["alias"],
     )
 
 

@@ -11,8 +11,11 @@ from gateway import episodes_api, feedback_api
 from gateway.admin.routes import admin_router
 from gateway.anthropic_api import routes as messages
 from gateway.auth import Authenticator
+from gateway.capture.journal import journal_root
 from gateway.episodes import Episodes
+from gateway.erasure.desk import ErasureDesk
 from gateway.errors import install_error_handlers
+from gateway.experiments.parts import ExperimentParts
 from gateway.hosted_tools.tools import SandboxedTools
 from gateway.http.bound import hot_protocol
 from gateway.http.protocol import HotProtocol
@@ -31,6 +34,7 @@ from gateway.openapi import DocumentedApp
 from gateway.outside.models import OutsideModels
 from gateway.probes import router as probes_router
 from gateway.recorder import Recorder
+from gateway.registry.desk import VersionDesk
 from gateway.release import ReleaseDesk
 from gateway.responses_api.routes import responses_router
 from gateway.responses_api.service import responses_service
@@ -103,6 +107,7 @@ def _assemble(
     upstream = LeanUpstream(config=config)
     outside = OutsideModels(config=config, metrics=metrics)
     limits = LeasedLimits(config=config, store=store, metrics=metrics)
+    experiments = ExperimentParts.build(config=config, store=store, routing=routing, gateway_metrics=metrics)
     inference = InferenceService(
         limits=limits,
         episodes=episodes,
@@ -111,6 +116,7 @@ def _assemble(
         exact=ExactTurns(config=config, store=store, upstream=upstream, metrics=metrics),
         recorder=recorder,
         metrics=metrics,
+        experiments=experiments.live,
     )
     authenticator = Authenticator(store=store)
     endpoints: dict[str, Endpoint] = {CHAT_PATH: "chat.completions", COMPLETIONS_PATH: "completions"}
@@ -134,6 +140,11 @@ def _assemble(
         outside=outside,
         inference=inference,
         releases=ReleaseDesk(store=store),
+        versions=VersionDesk(config=config, store=store),
+        erasure=ErasureDesk(
+            store=store, recorder=recorder, authenticator=authenticator, journals=journal_root(config)
+        ),
         siblings=siblings,
         hosted_tools=SandboxedTools(config=config),
+        experiments=experiments,
     )

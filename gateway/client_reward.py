@@ -9,6 +9,7 @@ from core.errors import Conflict
 from core.noun import now
 from core.turn import Turn
 from core.verdict import Verdict, VerdictStatus, combine_verdicts
+from gateway.experiments.outcomes import update_reward
 from store.unit_of_work import UnitOfWork
 
 VERIFIER = "client"
@@ -96,6 +97,7 @@ async def _score(work: UnitOfWork, episode: Episode, said: ClosingStatement) -> 
         update={"status": EpisodeStatus.SCORED, "reward": said.score, "success": said.succeeded}
     )
     await work.episodes.update(scored)
+    await update_reward(work, scored.id)
     return scored
 
 

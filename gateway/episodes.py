@@ -49,6 +49,8 @@ class HeldEpisode:
     """The Episode row is to be written with the first Turn."""
     named_first_turn: bool = False
     """The Turn id that is like the Episode's own has been given out."""
+    exposure: object = None
+    """Its part in a running A/B Experiment, as ``gateway.experiments`` noted it."""
     last_deployment: str | None = None
     """The replica that answered last: its prefix cache has the conversation."""
     used_at: float = field(default_factory=time.monotonic)
@@ -119,6 +121,7 @@ class Episodes:
             # Turns that this process answered may not be written yet: the larger index is the true one.
             stored.next_index = max(stored.next_index, held.next_index)
             stored.versions = {**held.versions, **stored.versions}
+            stored.exposure = held.exposure
             stored.last_deployment = held.last_deployment or stored.last_deployment
         self._held[episode_id] = stored
         return self._touch(stored)

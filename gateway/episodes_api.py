@@ -98,6 +98,18 @@ class ClientEpisode(BaseModel):
         return cls(model=episode.policy, **same)
 
 
+class EpisodeWithdrawn(BaseModel):
+    """Proof that an Episode is gone."""
+
+    model_config = ConfigDict(use_attribute_docstrings=True)
+
+    object: str = "episode.deleted"
+    id: str
+    deleted: bool = True
+    tombstone_id: str
+    """What to name when asking whether it was erased."""
+
+
 class ClientTurn(BaseModel):
     """A Turn as its client sees it, without token ids."""
 
@@ -204,6 +216,8 @@ async def open_episode(
     if not caller.may_use(body.model):
         raise PermissionDenied(f"this key may not use the model '{body.model}'", param="model")
     _check_model(gateway, body.model, model)
+    if model.alias is not None:
+        model = gateway.routing.table.named(model)
     tenant_id = caller.tenant.id
     opened = Episode(
         id=ids.new_id(ids.EPISODE) if idempotency_key is None else _repeatable_id(tenant_id, idempotency_key),
@@ -278,6 +292,18 @@ async def close(
     await gateway.store.events.publish(TURNS, {"episode_id": episode_id})
     log.info("episode_closed", episode_id=episode_id, status=closed.status, reward=closed.reward)
     return ClientEpisode.of(closed)
+
+
+@router.delete("/{episode_id}", summary="Withdraw an Episode", responses=WRITE_ERRORS)
+async def withdraw(episode_id: PathId, gateway: GatewayParts, caller: InferenceCaller) -> EpisodeWithdrawn:
+    """Erase an Episode of the key's Tenant: its Turns, stored answers, Feedback, and what was made from them.
+
+    It never trains from now on, and the versions that it has trained are marked.
+    """
+    await find_episode(gateway.store, episode_id, tenant_id=caller.tenant.id)
+    tombstone = await gateway.erasure.withdraw(caller.key, episode_id, tenant_id=caller.tenant.id)
+    gateway.episodes.ended(episode_id)
+    return EpisodeWithdrawn(id=episode_id, tombstone_id=tombstone.id)
 
 
 def _check_model(gateway: Gateway, text: str, model: ModelName) -> None:

@@ -16,6 +16,7 @@ from gateway.auth import Caller
 from gateway.callers import ID_PATTERN, LONGEST_ID, FeedbackCaller, consent_of
 from gateway.capture.redaction import redact_message, redact_metadata, required_redactor
 from gateway.dependencies import BEARER, READ_ERRORS, WRITE_ERRORS, GatewayParts
+from gateway.experiments.outcomes import update_reward
 from gateway.state import Gateway
 from gateway.subjects import Subject, find_episode, find_turn
 
@@ -126,6 +127,7 @@ async def give_feedback(
     )
     async with gateway.store.transaction() as work:
         kept = await work.feedback.add(said)
+        await update_reward(work, kept.episode_id)
     if not kept.says_as(said):
         raise Conflict(
             "this idempotency key was used for another Feedback",

@@ -22,6 +22,7 @@ from gateway.capture.position import Position, journal_ends, read_position
 from gateway.capture.record import CapturedCall
 from gateway.capture.redaction import load_redactor, without_content
 from gateway.capture.stored import store_completion
+from gateway.experiments.outcomes import record_exposure
 from gateway.metrics import GatewayMetrics
 from store.store import Store
 
@@ -39,7 +40,7 @@ def make_drain(config: HoneConfig, store: Store) -> Drain:
         store=store,
         flush_seconds=config.gateway.recorder_flush_seconds,
         redactor=lru_cache(maxsize=1)(load_redactor),
-        extras=(store_completion,),
+        extras=(store_completion, record_exposure),
         link=link_of,
     )
 

@@ -1,6 +1,6 @@
 """Promotion and rollback: what a Release needs before traffic reaches it, and the one place that moves traffic."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from store.store import Store
 from store.unit_of_work import UnitOfWork
 
 log = structlog.get_logger(__name__)
+
+Alongside = Callable[[UnitOfWork], Awaitable[None]]
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,11 @@ def decide_promotion(
     """
     if policy.promoted_version == version.version:
         raise Conflict(f"'{version.label}' is promoted already")
+    if release.status is ReleaseStatus.ROLLED_BACK and not (reason and reason.strip()):
+        raise Conflict(
+            f"'{version.label}' was rolled back: {release.reason or 'no reason recorded'}",
+            hint="a candidate that was frozen is promoted again only with a 'reason'",
+        )
     if skip and not (reason and reason.strip()):
         raise InvalidRequest("a skipped step needs a reason", param="reason")
     missing = missing_steps(release, required_steps(policy))
@@ -125,14 +132,34 @@ class ReleaseDesk:
         self._store = store
 
     async def promote(
-        self, key: ApiKey, name: str, number: int, *, skip: Collection[ReleaseStep], reason: str | None
+        self,
+        key: ApiKey,
+        name: str,
+        number: int,
+        *,
+        skip: Collection[ReleaseStep],
+        reason: str | None,
+        alongside: Alongside | None = None,
+        expected: int | None = None,
     ) -> TrafficMove:
-        """Give the traffic of Policy ``name`` to version ``number``; raises as decide_promotion, and NotFound."""
+        """Give the traffic of Policy ``name`` to version ``number``; raises as decide_promotion, and NotFound.
+
+        ``expected``: the promoted version that the decision was made against; Conflict where it is another by now.
+
+        ``alongside`` writes in the same transaction, before the move: if it raises, nothing is moved.
+        """
         async with self._store.transaction() as work:
-            policy = await work.policies.get(name)
+            if alongside is not None:
+                await alongside(work)
+            policy = await work.policies.get(name, lock=True)
+            if expected is not None and policy.promoted_version != expected:
+                raise Conflict(
+                    f"'{name}@{policy.promoted_version}' is promoted by now, not @{expected}",
+                    hint="compare with the promoted version again",
+                )
             version = await work.versions.get(name, number)
-            release = await _release_of(work, policy, number)
-            current = await _release_of(work, policy, policy.promoted_version)
+            release = await release_of(work, policy, number)
+            current = await release_of(work, policy, policy.promoted_version)
             move = decide_promotion(policy, version, release, current, skip=skip, reason=reason)
             detail = {
                 "version": number,
@@ -148,12 +175,12 @@ class ReleaseDesk:
     async def rollback(self, key: ApiKey, name: str, *, reason: str | None) -> TrafficMove:
         """Give the traffic back to the version promoted before; raises Conflict if there is none."""
         async with self._store.transaction() as work:
-            policy = await work.policies.get(name)
+            policy = await work.policies.get(name, lock=True)
             if policy.previous_version is None:
                 raise Conflict(f"'{name}' has no earlier version to roll back to")
             version = await work.versions.get(name, policy.previous_version)
-            previous = await _release_of(work, policy, policy.previous_version)
-            current = await _release_of(work, policy, policy.promoted_version)
+            previous = await release_of(work, policy, policy.previous_version)
+            current = await release_of(work, policy, policy.promoted_version)
             move = decide_rollback(policy, version, previous, current, reason=reason)
             detail = {
                 "version": policy.previous_version,
@@ -211,7 +238,7 @@ def _check_live(version: PolicyVersion) -> None:
         raise VersionNotServed(f"'{version.label}' is {version.serving}, not live{why}")
 
 
-async def _release_of(work: UnitOfWork, policy: Policy, number: int) -> Release:
+async def release_of(work: UnitOfWork, policy: Policy, number: int) -> Release:
     """The Release of a version; one without a row gets it now, in the status that the Policy implies."""
     try:
         return await work.releases.get(policy.name, number)

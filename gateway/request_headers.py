@@ -27,6 +27,7 @@ class CallHeaders(NamedTuple):
     token_exact: bool | None
     compacts: str | None
     latency: Latency | None
+    user: str | None
 
 
 def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
@@ -41,6 +42,7 @@ def call_headers(headers: Mapping[bytes, bytes]) -> CallHeaders:
         token_exact=token_exact(headers),
         compacts=compacts_of(headers),
         latency=latency_of(headers),
+        user=header_text(headers, b"x-hone-user"),
     )
     if isinstance(headers, HeaderMap):
         headers.memo = found

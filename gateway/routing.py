@@ -7,6 +7,7 @@ from collections.abc import Collection
 
 import structlog
 
+from core.alias import alias_versions
 from core.config.schema import HoneConfig
 from core.deployment import Deployment
 from core.errors import EngineUnavailable
@@ -146,11 +147,14 @@ class Routing:
             self._active = keys
         deployments = await work.deployments.list()
         self._in_flight.told(deployments, time.time())
+        policies, releases = await work.policies.list(), await work.releases.list()
+        aliases = await work.aliases.list()
         return RoutingTable.build(
             await work.bases.list(),
-            await work.policies.list(),
+            policies,
             [*self._inactive, *active],
             deployments,
             self._in_flight,
             sticky_bound=self._sticky_bound,
+            aliases={policy.name: alias_versions(policy, aliases, releases) for policy in policies},
         )

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from core.config.schema import HoneConfig
 from gateway.auth import Authenticator
 from gateway.episodes import Episodes
+from gateway.erasure.desk import ErasureDesk
+from gateway.experiments.parts import ExperimentParts
 from gateway.hosted_tools.base import HostedTools
 from gateway.http.base import HotHandler
 from gateway.idempotency import RecordedAnswers
@@ -14,6 +16,7 @@ from gateway.limits.base import Limits
 from gateway.metrics import GatewayMetrics
 from gateway.outside.models import OutsideModels
 from gateway.recorder import Recorder
+from gateway.registry.desk import VersionDesk
 from gateway.release import ReleaseDesk
 from gateway.routing import Routing
 from gateway.sibling_metrics import SiblingMetrics
@@ -40,7 +43,10 @@ class Gateway:
     hot_handlers: Mapping[str, HotHandler]
     """Path → what answers POST there, past FastAPI."""
     releases: ReleaseDesk
+    versions: VersionDesk
+    erasure: ErasureDesk
     hosted_tools: HostedTools
+    experiments: ExperimentParts
     siblings: SiblingMetrics | None = None
     """Metrics of all processes that share the port; None: this is the only one."""
 
@@ -52,6 +58,7 @@ class Gateway:
         await self.limits.start()
         await self.hosted_tools.start()
         await self.routing.start()
+        await self.experiments.start()
         if self.siblings is not None:
             await self.siblings.start()
 
@@ -59,6 +66,7 @@ class Gateway:
         """Stop in the opposite order; the recorder drains last."""
         if self.siblings is not None:
             await self.siblings.stop()
+        await self.experiments.stop()
         await self.routing.stop()
         await self.hosted_tools.stop()
         await self.limits.stop()

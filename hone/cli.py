@@ -10,7 +10,21 @@ from rich.markup import escape
 
 from hone import __version__
 from hone.chat import stream_chat
-from hone.commands import config, drafters, episodes, fleet, keys, policies, tasks, tenants
+from hone.commands import (
+    config,
+    drafters,
+    episodes,
+    evaluations,
+    experiments,
+    fleet,
+    keys,
+    policies,
+    release,
+    runs,
+    tasks,
+    tenants,
+    versions,
+)
 from hone.commands.train import train
 from hone.demo.main import run_demo
 from hone.doctor import examine
@@ -27,11 +41,16 @@ app = typer.Typer(
 app.add_typer(tasks.app, name="tasks")
 app.add_typer(episodes.app, name="episodes")
 app.add_typer(policies.app, name="policies")
+app.add_typer(runs.app, name="runs")
 app.add_typer(tenants.app, name="tenants")
 app.add_typer(keys.app, name="keys")
 app.add_typer(drafters.app, name="drafters")
+app.add_typer(evaluations.app, name="eval")
+app.add_typer(experiments.app, name="experiments")
+app.add_typer(versions.app, name="versions")
 app.add_typer(config.app, name="config")
 app.add_typer(fleet.app, name="fleet")
+app.add_typer(release.app, name="release")
 app.command()(train)
 
 

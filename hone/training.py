@@ -64,6 +64,8 @@ async def watch_run(
                 yield step
             seen = len(steps)
             if job.status is JobStatus.DONE:
+                if reason := (job.result or {}).get("stopped"):
+                    raise LearnerError(str(reason), hint=f"'hone runs show {run_id}' shows its steps")
                 return
             if job.status in {JobStatus.DEAD, JobStatus.CANCELLED}:
                 raise LearnerError(f"the training run failed: {job.error}", hint="see the learner's log")

@@ -28,6 +28,8 @@ class TensorBatch:
     """Loss tokens of the token's whole Episode; float32."""
     episodes: float
     """How many Episodes have their first sample here: summed over the step, each Episode counts once."""
+    owners: Tensor
+    """Which sample a token's loss belongs to, as an index into all that was packed for the step."""
     predecessors: Tensor | None
     segments: tuple[Segment, ...] | None
 
@@ -59,6 +61,7 @@ def to_tensors(batch: MicroBatch, device: torch.device) -> TensorBatch:
         sequences=moved(numbered.reshape(batch.samples.shape)),
         sequence_tokens=moved(batch.sequence_tokens.astype(np.float32)),
         episodes=float(len(batch.first_samples)),
+        owners=moved(batch.samples),
         predecessors=None if batch.predecessors is None else moved(batch.predecessors),
         segments=batch.segments,
     )

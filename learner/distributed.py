@@ -6,7 +6,7 @@ that no port is opened; several ranks meet at a file or at ``tcp://127.0.0.1:por
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any
 
@@ -14,7 +14,8 @@ import torch
 import torch.distributed
 
 from core.config.load import announce_local_rank, launcher_variables
-from core.errors import LearnerError
+from core.errors import ConfigurationError, LearnerError
+from learner.sequence_parallel import SequenceGroup
 
 _COLLECTIVE_SECONDS = 600.0
 """Longest time that ranks may be apart inside a training step, or while they meet."""
@@ -31,11 +32,50 @@ class World:
     device: torch.device
     control: Any = None
     """gloo group for orders and small sums; None with a single rank."""
+    sequence: SequenceGroup | None = None
+    """The ranks that this one shares rows of tokens with; None: each rank has its own."""
 
     @property
     def leads(self) -> bool:
         """Whether this is rank 0, the only one that does I/O."""
         return self.rank == 0
+
+    @property
+    def replicas(self) -> int:
+        """How many ranks, or groups of ranks, have rows of their own."""
+        return self.size if self.sequence is None else self.size // self.sequence.size
+
+    @property
+    def replica(self) -> int:
+        """Which of them this rank belongs to."""
+        return self.rank if self.sequence is None else self.rank // self.sequence.size
+
+    def in_sequence_groups(self, size: int) -> "World":
+        """This World with neighbouring ranks in groups of ``size``; call it on every rank.
+
+        Raises ConfigurationError where they do not divide.
+        """
+        if size == 1:
+            return self
+        if self.size % size:
+            raise ConfigurationError(
+                f"learner.sequence_parallel is {size}, and {self.size} ranks do not divide into groups of {size}",
+                param="learner.sequence_parallel",
+            )
+        groups = [
+            torch.distributed.new_group(list(range(first, first + size))) for first in range(0, self.size, size)
+        ]
+        own = SequenceGroup(rank=self.rank % size, size=size, group=groups[self.rank // size])
+        return replace(self, sequence=own)
+
+    def leave_sequence_group(self) -> None:
+        """Give up what ``in_sequence_groups`` made."""
+        if self.sequence is not None:
+            torch.distributed.destroy_process_group(self.sequence.group)
+
+    def wait_for_all(self) -> None:
+        """Return once every rank has come here. Raises LearnerError when a rank is gone."""
+        self.sum([0.0])
 
     def broadcast(self, value: Any = None) -> Any:
         """Rank 0's ``value`` on every rank. Raises LearnerError when a rank is gone."""
@@ -49,7 +89,7 @@ class World:
         return box[0]
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        """Element-wise sums over all ranks, in float64."""
+        """Element-wise sums over all replicas, in float64; ranks that share rows must give the same values."""
         if self.size == 1:
             return [float(value) for value in values]
         tensor = torch.tensor(list(values), dtype=torch.float64)
@@ -57,12 +97,18 @@ class World:
             torch.distributed.all_reduce(tensor, group=self.control)
         except RuntimeError as error:
             raise LearnerError(f"a training rank is gone: {error}") from error
-        return [float(value) for value in tensor.tolist()]
+        shared = 1 if self.sequence is None else self.sequence.size
+        return [float(value) / shared for value in tensor.tolist()]
 
 
 def is_launched() -> bool:
     """Whether ``torchrun`` or ``deepspeed`` started this process as one of several ranks."""
     return launcher_variables().get("WORLD_SIZE", 1) > 1
+
+
+def is_follower() -> bool:
+    """Whether a launcher started this process as another rank than the one that leads."""
+    return is_launched() and launcher_variables().get("RANK", 0) > 0
 
 
 def join_world(

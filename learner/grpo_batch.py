@@ -7,7 +7,10 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from core.config.learner import LearnerSection
+from core.run import DomainMetrics
 from core.sample import TrainingSample
+from learner.data_state import GroupOutcome
+from learner.group_metrics import domain_metrics, group_outcomes, staleness
 from learner.intake import Attempt, GroupIntake, group_samples, refusal, take_group
 from learner.objective import Objective
 
@@ -23,7 +26,10 @@ class GrpoBatch:
     reward_mean: float | None
     success_rate: float | None
     values: dict[str, float]
-    """Counts by cause."""
+    """Counts by cause, lengths, staleness in versions."""
+    domains: dict[str, DomainMetrics]
+    outcomes: tuple[GroupOutcome, ...]
+    """Of every group, for the choice of later Tasks."""
 
 
 def build_batch(
@@ -67,7 +73,11 @@ def build_batch(
             "groups": float(len(groups)),
             "zero_variance_groups": float(sum(values.zero_variance for values in advantages)),
             "samples": float(len(samples)),
-        },
+            "episodes": float(len(counted)),
+        }
+        | staleness(samples, line),
+        domains=domain_metrics(intakes, advantages),
+        outcomes=group_outcomes(intakes, advantages),
     )
 
 

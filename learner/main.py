@@ -26,9 +26,11 @@ from core.job import Job
 from core.run import RunStatus, TrainingRun
 from learner.distil_job import run_distil
 from learner.distributed import World, is_launched, join_world, leave_world
+from learner.live.run import run_live
 from learner.metrics import LearnerMetrics
 from learner.rollouts import Rollouts
 from learner.session import TrainingSession, check_temperature
+from learner.tracking.trackers import open_trackers
 from learner.train import run_grpo, run_sft
 from learner.trainer import dismiss_ranks, follow_rank
 from store.events import JOBS
@@ -156,6 +158,9 @@ class Learner:
             update={"learner": apply_overrides(self._config.learner, job.payload.get("overrides", {}))}
         )
         run = await self._run_of(job, config.learner)
+        tracker = open_trackers(
+            config.learner.tracking, folder=config.data_dir.expanduser().absolute() / "runs" / run.id, run=run
+        )
         session = TrainingSession(
             run=run,
             config=config,
@@ -163,6 +168,7 @@ class Learner:
             world=self._world,
             executor=self._executor,
             metrics=self._metrics,
+            tracker=tracker,
         )
         sft = run.algorithm == "sft"
         rollouts = Rollouts(store=self._store, config=config.learner, run=run)
@@ -170,6 +176,8 @@ class Learner:
             await session.open(config.learner.sft_learning_rate if sft else config.learner.learning_rate)
             if sft:
                 run = await run_sft(session)
+            elif run.algorithm == "live":
+                run = await run_live(session, shuffle_rewards=bool(job.payload.get("shuffle_rewards", False)))
             else:
                 shuffle = bool(job.payload.get("shuffle_rewards", False))
                 run = await run_grpo(session, rollouts, shuffle_rewards=shuffle)
@@ -179,9 +187,11 @@ class Learner:
             raise
         finally:
             await session.close()
-        self._metrics.ended(run, "finished")
+            await asyncio.to_thread(tracker.close)
+        self._metrics.ended(run, run.status.value)
         versions = sorted({step.version for step in run.steps} - {run.start_version})
-        return {"run_id": run.id, "versions": versions}
+        stopped = {"stopped": run.error} if run.status is RunStatus.STOPPED else {}
+        return {"run_id": run.id, "versions": versions, **stopped}
 
     async def _run_of(self, job: Job, config: LearnerSection) -> TrainingRun:
         """The stored run of an interrupted job, or a new one. Raises InvalidRequest for a malformed payload."""

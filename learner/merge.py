@@ -7,8 +7,6 @@ what engines load.
 
 import asyncio
 import random
-import shutil
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +15,24 @@ import structlog
 import torch
 from peft import PeftModel
 from safetensors import safe_open
-from safetensors.torch import save_file
-from transformers import AutoModelForCausalLM
 
 from core.config.schema import HoneConfig
-from core.errors import CorruptArtefact, InvalidRequest, LearnerError, NotFound, boundary
+from core.errors import CorruptArtefact, InvalidRequest, NotFound, boundary
 from core.ids import CHECKPOINT, RELEASE, new_id
 from core.policy import Base, Checkpoint, PolicyVersion, Probe, Provenance
 from core.release import Release
 from learner.checkpoints import PROVENANCE_FILE, make_provenance, verify_folder
-from learner.logprobs import sequence_logprobs
+from learner.full_weights import load_model, score_sequences, write_full_folder
 from learner.probe import MAX_TOKENS, PROMPTS, ProbeDraft, choose_probe
 from learner.storage import new_folder
 from serving.weights.folder import folder_checksum
+from serving.weights.signing import signer_of
 from store.events import VERSIONS
 from store.store import Store
+from store.taint import mark_withdrawn
 
 log = structlog.get_logger(__name__)
 
-_WEIGHTS = ("*.safetensors", "*.bin", "*.pt", "*.gguf")
 _CANDIDATES = 2 * PROMPTS
 _SEED = 0
 
@@ -61,6 +58,7 @@ async def merge_version(config: HoneConfig, store: Store, *, policy: str, versio
     Raises NotFound, InvalidRequest when the two do not go together, CorruptArtefact for a broken folder, LearnerError
     when the Base cannot be loaded, StoreFull or StoreError when the folder cannot be written.
     """
+    signer = signer_of(config)
     source = await _source(store, policy, version, into)
     folder = config.data_dir.expanduser().absolute() / "checkpoints" / into
     checkpoint = await asyncio.to_thread(write_merged, source, folder, into)
@@ -72,9 +70,11 @@ async def merge_version(config: HoneConfig, store: Store, *, policy: str, versio
             parent_version=source.parent_version,
             checkpoint_id=checkpoint.id,
         )
-        await work.checkpoints.add(checkpoint.model_copy(update={"version": minted.version}))
+        checkpoint = checkpoint.model_copy(update={"version": minted.version})
+        await work.checkpoints.add(checkpoint if signer is None else signer.sign(checkpoint))
         await work.releases.add(Release(id=new_id(RELEASE), policy=into, version=minted.version))
         await work.lineage.add_many(checkpoint.id, source.episode_ids)
+        await mark_withdrawn(work, into, [minted.version])
     await store.events.publish(VERSIONS, {"policy": into, "version": minted.version})
     log.info("merged", source=source.origin.label, version=minted.label, checkpoint=checkpoint.id)
     return minted
@@ -91,19 +91,18 @@ def write_merged(source: MergeSource, root: Path, into: str) -> Checkpoint:
     checkpoint_id = new_id(CHECKPOINT)
     path = root / checkpoint_id
     sequences = _sequences(source.checkpoint.probe, base_path)
-    base_scores = _score(_load(base_path), sequences)
+    base_scores = score_sequences(load_model(base_path), sequences)
     parent_scores = base_scores
     if source.parent_path != base_path:
-        parent_scores = _score(_load(source.parent_path), sequences)
+        parent_scores = score_sequences(load_model(source.parent_path), sequences)
     provenance = _provenance(source)
     with new_folder(path) as draft:
         merged = _merged(base_path, adapter)
-        _write_weights(merged, base_path, draft)
+        write_full_folder(merged, base_path, draft)
         del merged
-        _copy_others(base_path, draft)
         (draft / PROVENANCE_FILE).write_text(provenance.model_dump_json(indent=1))
     draft_probe = ProbeDraft(sequences=sequences, parent=parent_scores, base=base_scores)
-    probe = choose_probe(draft_probe, _score(_load(path), sequences), dtype="float32")
+    probe = choose_probe(draft_probe, score_sequences(load_model(path), sequences), dtype="float32")
     return Checkpoint(
         id=checkpoint_id,
         policy=into,
@@ -178,49 +177,9 @@ def _vocabulary(base_path: Path) -> int:
     raise CorruptArtefact(f"{base_path} has no token embedding")
 
 
-def _load(path: Path) -> Any:
-    with boundary(LearnerError, f"loading the model from {path}"):
-        model: Any = AutoModelForCausalLM.from_pretrained(str(path), dtype=torch.float32)
-        return model.eval()
-
-
 def _merged(base_path: Path, adapter: Path) -> dict[str, torch.Tensor]:
-    base = _load(base_path)
+    base = load_model(base_path)
     with boundary(CorruptArtefact, f"merging the adapter in {adapter}"):
         whole: Any = PeftModel.from_pretrained(base, str(adapter)).merge_and_unload(safe_merge=True)
     state: dict[str, torch.Tensor] = whole.state_dict()
     return state
-
-
-def _write_weights(state: dict[str, torch.Tensor], base_path: Path, folder: Path) -> None:
-    """The Base's files again, tensor by tensor, each in the Base's dtype."""
-    for file in sorted(base_path.glob("*.safetensors")):
-        tensors = {}
-        with safe_open(file, framework="pt") as opened:
-            metadata = opened.metadata()
-            for name in opened.keys():  # noqa: SIM118 - no mapping
-                if name not in state:
-                    raise LearnerError(f"the loaded model has no tensor '{name}', which the Base's folder has")
-                tensors[name] = state[name].to(opened.get_tensor(name).dtype).contiguous()
-        # Tensors that share memory cannot be written as they are.
-        save_file({name: tensor.clone() for name, tensor in tensors.items()}, folder / file.name, metadata=metadata)
-
-
-def _copy_others(base_path: Path, folder: Path) -> None:
-    weights = {file for pattern in _WEIGHTS for file in base_path.glob(pattern)}
-    for file in sorted(base_path.iterdir()):
-        if file.is_file() and file not in weights:
-            shutil.copyfile(file, folder / file.name)
-
-
-@torch.no_grad()
-def _score(model: Any, sequences: Sequence[tuple[int, ...]]) -> tuple[tuple[float, ...], ...]:
-    """Log-prob of each token given those before it; the first gets 0."""
-    head = model.get_output_embeddings().weight
-    scores = []
-    for sequence in sequences:
-        tokens = torch.tensor([sequence])
-        hidden = model.get_decoder()(input_ids=tokens, use_cache=False).last_hidden_state
-        logprobs, _ = sequence_logprobs(hidden, head, tokens, torch.ones_like(tokens))
-        scores.append(tuple(logprobs[0].tolist()))
-    return tuple(scores)

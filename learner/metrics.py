@@ -21,6 +21,15 @@ class LearnerMetrics:
             (*labels, "name"),
             registry=registry,
         )
+        self._alarms = Counter(
+            "hone_learner_alarms", "Steps with an alarm, by its name.", (*labels, "name"), registry=registry
+        )
+        self._domains = Gauge(
+            "hone_learner_domain_value",
+            "Values of the newest step by Domain, such as reward_mean and response_tokens.",
+            (*labels, "domain", "name"),
+            registry=registry,
+        )
         self._runs = Counter("hone_learner_runs", "Runs ended, by outcome.", (*labels, "outcome"), registry=registry)
 
     def observe(self, run: TrainingRun) -> None:
@@ -34,7 +43,13 @@ class LearnerMetrics:
             self._reward.labels(*labels).set(step.reward_mean)
         for name, value in step.values.items():
             self._values.labels(*labels, name).set(value)
+        for alarm in step.alarms:
+            self._alarms.labels(*labels, alarm.name).inc()
+        for domain, metrics in step.domains.items():
+            for name, number in metrics.model_dump().items():
+                if number is not None:
+                    self._domains.labels(*labels, domain, name).set(number)
 
     def ended(self, run: TrainingRun, outcome: str) -> None:
-        """Count a run that ended: ``finished`` or ``failed``."""
+        """Count a run that ended: ``finished``, ``stopped`` by an alarm, or ``failed``."""
         self._runs.labels(run.policy, run.algorithm, outcome).inc()

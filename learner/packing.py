@@ -70,22 +70,8 @@ def pack(
     A sample longer than the budget is never cut: it gets a micro-batch of its own. The costliest come first: a batch
     that does not fit in memory fails at once. Raises LearnerError for a budget below 1 or a sample without tokens.
     """
-    if token_budget < 1:
-        raise LearnerError(f"token_budget is {token_budget}: it must be at least 1")
-    totals: Counter[str] = Counter()
-    first: dict[str, int] = {}
-    for index, sample in enumerate(samples):
-        if not sample.tokens:
-            raise LearnerError(f"a sample of Episode {sample.episode_id} has no tokens")
-        totals[sample.episode_id] += sum(sample.loss_mask)
-        if any(sample.loss_mask):
-            first.setdefault(sample.episode_id, index)
-    chosen = _Chosen(samples, totals, frozenset(first.values()))
-    if layout == "padded":
-        batches = [_padded(chosen, rows, pad_id) for rows in _rows_under(token_budget, samples)]
-    else:
-        batches = [_flat(chosen, row) for row in _tree_rows_under(token_budget, samples, share=share_prefixes)]
-    return sorted(batches, key=lambda batch: -batch.cost)
+    packer = _Packer.over(samples, layout=layout, share=share_prefixes, pad_id=pad_id)
+    return [part.batch for part in packer.parts(token_budget)]
 
 
 def pack_for_ranks(
@@ -99,10 +85,11 @@ def pack_for_ranks(
 ) -> list[list[MicroBatch]]:
     """``pack``, dealt out to ``ranks`` lists of equal length, as collective operations need, and of like cost.
 
-    The costliest first, each round in the other direction. Where the number does not divide, some ranks end with a
-    micro-batch whose loss mask is 0 everywhere.
+    The costliest first, each round in the other direction. Where the number does not divide, micro-batches are halved
+    if that makes the step shorter; else some ranks end with a micro-batch whose loss mask is 0 everywhere.
     """
-    batches = pack(samples, token_budget=token_budget, layout=layout, share_prefixes=share_prefixes, pad_id=pad_id)
+    packer = _Packer.over(samples, layout=layout, share=share_prefixes, pad_id=pad_id)
+    batches = [part.batch for part in _divided(packer, packer.parts(token_budget), ranks)]
     fill = -len(batches) % ranks
     if fill:
         batches += [_without_loss(batches[-1])] * fill
@@ -114,6 +101,75 @@ def pack_for_ranks(
     return dealt
 
 
+def step_cost(costs: Sequence[float], ranks: int) -> float:
+    """What a step of micro-batches of these costs takes on ``ranks`` that wait for one another after each."""
+    return sum(sorted(costs, reverse=True)[::ranks])
+
+
+@dataclass(frozen=True)
+class _Part:
+    """A micro-batch and the samples that are in it."""
+
+    indices: list[int]
+    batch: MicroBatch
+
+
+def _divided(packer: "_Packer", parts: list[_Part], ranks: int) -> list[_Part]:
+    """As many parts as the ranks divide, where halving some makes the step shorter; the costliest first."""
+    while len(parts) % ranks:
+        costs = [part.batch.cost for part in parts]
+        tried = [
+            (step_cost([*costs[:at], costs[at] / 2, costs[at] / 2, *costs[at + 1 :]], ranks), at)
+            for at, part in enumerate(parts)
+            if len(part.indices) > 1
+        ]
+        if not tried:
+            break
+        _, at = min(tried)
+        indices = parts[at].indices
+        half = len(indices) // 2
+        halves = [packer.part(indices[:half]), packer.part(indices[half:])]
+        changed = sorted([*parts[:at], *halves, *parts[at + 1 :]], key=lambda part: -part.batch.cost)
+        if step_cost([part.batch.cost for part in changed], ranks) > step_cost(costs, ranks):
+            break
+        parts = changed
+    return parts
+
+
+@dataclass(frozen=True)
+class _Packer:
+    """How samples become micro-batches."""
+
+    chosen: "_Chosen"
+    layout: Layout
+    share: bool
+    pad_id: int
+
+    @classmethod
+    def over(cls, samples: Sequence[TrainingSample], *, layout: Layout, share: bool, pad_id: int) -> "_Packer":
+        """Counts what holds for all of ``samples``. Raises LearnerError for one without tokens."""
+        return cls(chosen=_Chosen.over(samples), layout=layout, share=share, pad_id=pad_id)
+
+    def parts(self, token_budget: int) -> list[_Part]:
+        """All samples under the budget, the costliest part first."""
+        if token_budget < 1:
+            raise LearnerError(f"token_budget is {token_budget}: it must be at least 1")
+        samples = self.chosen.samples
+        if self.layout == "padded":
+            parts = [self.part(rows) for rows in _rows_under(token_budget, samples)]
+        else:
+            rows_of_trees = _tree_rows_under(token_budget, samples, share=self.share)
+            parts = [_Part(row[0], _flat(self.chosen, row)) for row in rows_of_trees]
+        return sorted(parts, key=lambda part: -part.batch.cost)
+
+    def part(self, indices: list[int]) -> _Part:
+        """One micro-batch of these samples."""
+        if self.layout == "padded":
+            return _Part(indices, _padded(self.chosen, indices, self.pad_id))
+        row = build_row([self.chosen.samples[index] for index in indices], share=self.share)
+        return _Part(indices, _flat(self.chosen, (indices, row)))
+
+
 @dataclass(frozen=True)
 class _Chosen:
     """What is packed, and what holds for it over all micro-batches."""
@@ -121,6 +177,19 @@ class _Chosen:
     samples: Sequence[TrainingSample]
     totals: Counter[str]
     first: frozenset[int]
+
+    @classmethod
+    def over(cls, samples: Sequence[TrainingSample]) -> "_Chosen":
+        """Raises LearnerError for a sample without tokens."""
+        totals: Counter[str] = Counter()
+        first: dict[str, int] = {}
+        for index, sample in enumerate(samples):
+            if not sample.tokens:
+                raise LearnerError(f"a sample of Episode {sample.episode_id} has no tokens")
+            totals[sample.episode_id] += sum(sample.loss_mask)
+            if any(sample.loss_mask):
+                first.setdefault(sample.episode_id, index)
+        return cls(samples, totals, frozenset(first.values()))
 
     def sequence_tokens(self, sample: int) -> int:
         return self.totals[self.samples[sample].episode_id]

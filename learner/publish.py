@@ -15,9 +15,11 @@ from core.policy import Base, Checkpoint, PolicyVersion
 from core.release import Release
 from core.run import TrainingRun
 from learner.checkpoints import WrittenCheckpoint
+from serving.weights.signing import Signer
 from store.events import VERSIONS
 from store.held_versions import wait_live
 from store.store import Store
+from store.taint import mark_withdrawn
 
 log = structlog.get_logger(__name__)
 
@@ -30,6 +32,7 @@ async def publish(
     base: Base,
     parent_version: int,
     record_step: Callable[[int], TrainingRun],
+    signer: Signer | None = None,
 ) -> tuple[PolicyVersion, TrainingRun]:
     """Mint the next version with its Checkpoint, Release candidate and lineage; wake the fleet.
 
@@ -46,15 +49,18 @@ async def publish(
             )
         version = await work.versions.mint(
             run.policy,
-            kind="lora",
+            kind=written.kind,
             origin=run.algorithm,
             parent_version=parent_version,
             checkpoint_id=written.id,
             pins=(run.id,),
         )
-        await work.checkpoints.add(_checkpoint(written, version, base))
+        checkpoint = _checkpoint(written, version, base)
+        await work.checkpoints.add(checkpoint if signer is None else signer.sign(checkpoint))
         await work.releases.add(Release(id=new_id(RELEASE), policy=run.policy, version=version.version))
         await work.lineage.add_many(written.id, written.provenance.episode_ids)
+        # An Episode may have been withdrawn while the step was under way.
+        await mark_withdrawn(work, run.policy, [version.version])
         run = record_step(version.version)
         await work.runs.advance(run)
     await store.events.publish(VERSIONS, {"policy": run.policy, "version": version.version})
@@ -81,7 +87,7 @@ def _checkpoint(written: WrittenCheckpoint, version: PolicyVersion, base: Base) 
         id=written.id,
         policy=version.policy,
         version=version.version,
-        kind="lora",
+        kind=written.kind,
         path=str(written.path),
         checksum=written.checksum,
         base_fingerprint=base.fingerprint,

@@ -19,7 +19,6 @@ from core.ids import GROUP
 from core.job import Job, JobStatus
 from core.run import TrainingRun
 from learner.intake import Attempt
-from learner.task_order import tasks_of_step
 from store.events import JOBS
 from store.store import Store
 
@@ -53,6 +52,11 @@ class BatchRequest:
     version: int
     slots: tuple[_Slot, ...]
 
+    @property
+    def versions(self) -> frozenset[int]:
+        """The PolicyVersions that sample it: of groups that were asked for before, those of that time."""
+        return frozenset(slot.group.version for slot in self.slots)
+
 
 class Rollouts:
     """Episodes of one TrainingRun."""
@@ -63,13 +67,10 @@ class Rollouts:
         self._run = run
         self._open: list[_Slot] = []
 
-    async def request(self, *, step: int, version: int) -> BatchRequest:
-        """Enqueue ``groups_per_step`` groups of ``group_size`` attempts, sampled by ``version``.
-
-        Raises LearnerError when there is no Task to train on.
-        """
+    async def request(self, *, step: int, version: int, tasks: Sequence[str]) -> BatchRequest:
+        """Enqueue a group of ``group_size`` attempts at each of ``tasks``, sampled by ``version``."""
         slots = []
-        for index, task_id in enumerate(await self._tasks(step)):
+        for index, task_id in enumerate(tasks):
             group = await self._group(step, index, task_id, version)
             for number in range(self._config.group_size):
                 seed = f"{self._run.seed}:{step}:{index}"
@@ -150,13 +151,6 @@ class Rollouts:
                     turns = tuple(await work.turns.for_episode(slot.episode_id))
                     groups.setdefault(slot.group.id, []).append(Attempt(episode=episode, turns=turns))
         return [attempts for attempts in groups.values() if len(attempts) >= _SMALLEST_GROUP]
-
-    async def _tasks(self, step: int) -> list[str]:
-        async with self._store.reading() as work:
-            ids = {domain: await work.tasks.ids(domain=domain, split="train") for domain in self._run.domains}
-            quotas = {domain: (await work.domains.get(domain)).quota for domain in self._run.domains}
-        size = self._config.groups_per_step
-        return tasks_of_step(ids, quotas, seed=self._run.seed, step=step, size=size)
 
     async def _group(self, step: int, index: int, task_id: str, version: int) -> EpisodeGroup:
         group_id = f"{GROUP}_{self._run.id.rpartition('_')[2]}_{step:06d}_{index:03d}"

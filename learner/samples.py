@@ -10,7 +10,7 @@ Episode's total.
 import bisect
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from core.episode import Episode, StopReason
 from core.errors import LearnerError
@@ -43,17 +43,22 @@ def training_turns(episode: Episode, turns: Sequence[Turn]) -> list[Turn]:
     return [turn for turn in once.values() if turn.trainable and is_exact(turn)]
 
 
-def episode_samples(episode: Episode, turns: Sequence[Turn], advantage: float) -> list[TrainingSample]:
+def episode_samples(
+    episode: Episode, turns: Sequence[Turn], advantage: float | Mapping[str, float]
+) -> list[TrainingSample]:
     """One TrainingSample per Branch, every sampled token with the Episode's ``advantage``.
 
+    A mapping gives each Turn its own by id; Turns that it lacks are context only.
     A truncated Episode keeps its tokens and has loss mask 0 everywhere. Turns that may not train never enter
     as sampled tokens. Raises LearnerError for a Turn of another Episode or an advantage that is not finite.
     """
-    if not math.isfinite(advantage):
+    given = advantage.values() if isinstance(advantage, Mapping) else (advantage,)
+    if not all(math.isfinite(value) for value in given):
         raise LearnerError(f"the advantage of Episode {episode.id} is {advantage}")
+    by_turn = advantage if isinstance(advantage, Mapping) else {turn.id: advantage for turn in turns}
     trajectory = build_trajectory(episode.id, training_turns(episode, turns))
     learns = episode.stop_reason is not StopReason.TRUNCATED
-    return [_branch_sample(episode, branch, advantage, learns) for branch in trajectory.branches]
+    return [_branch_sample(episode, branch, by_turn if learns else {}) for branch in trajectory.branches]
 
 
 def count_breaks(episode: Episode, turns: Sequence[Turn]) -> Counter[BreakCause]:
@@ -70,16 +75,19 @@ def token_versions(turn: Turn) -> tuple[int, ...]:
     return tuple(spans[index].version for index in last)
 
 
-def _branch_sample(episode: Episode, branch: Branch, advantage: float, learns: bool) -> TrainingSample:
+def _branch_sample(episode: Episode, branch: Branch, by_turn: Mapping[str, float]) -> TrainingSample:
     tokens: list[int] = []
     mask: list[int] = []
     logprobs: list[float] = []
     versions: list[int] = []
+    advantages: list[float] = []
     for turn in branch.turns:
         added, sampled = turn.prompt_ids[len(tokens) :], len(turn.output_ids)
+        learns, advantage = turn.id in by_turn, by_turn.get(turn.id, 0.0)
         tokens += (*added, *turn.output_ids)
         mask += [0] * len(added) + [int(learns)] * sampled
         logprobs += (*[0.0] * len(added), *(turn.output_logprobs if learns else [0.0] * sampled))
+        advantages += (*[0.0] * len(added), *[advantage] * sampled)
         versions += (*[-1] * len(added), *(token_versions(turn) if learns else [-1] * sampled))
     return TrainingSample(
         episode_id=episode.id,
@@ -88,6 +96,6 @@ def _branch_sample(episode: Episode, branch: Branch, advantage: float, learns: b
         tokens=tuple(tokens),
         loss_mask=tuple(mask),
         behaviour_logprobs=tuple(logprobs),
-        advantages=tuple(advantage * inside for inside in mask),
+        advantages=tuple(advantages),
         versions=tuple(versions),
     )

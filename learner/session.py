@@ -16,6 +16,7 @@ import structlog
 from core.config.learner import LearnerSection
 from core.config.schema import HoneConfig
 from core.errors import ConfigurationError, CorruptArtefact, HoneError
+from core.live import LiveState
 from core.policy import Base, Provenance
 from core.run import RunStatus, StepMetrics, TrainingRun
 from core.sample import TrainingSample
@@ -27,12 +28,17 @@ from learner.checkpoints import (
     verify_folder,
     write_checkpoint,
 )
+from learner.data_state import DataState
 from learner.distributed import World
+from learner.full_weights import load_model, score_sequences
 from learner.metrics import LearnerMetrics
 from learner.probe import ProbeDraft, candidate_sequences, choose_probe
 from learner.publish import publish, wait_until_served
+from learner.retention import remove_orphans, remove_superseded
+from learner.tracking.base import Tracker
 from learner.trainer import Trainer, TrainerSpec, open_trainer
 from serving.weights.folder import base_fingerprint
+from serving.weights.signing import signer_of
 from store.held_versions import pin, unpin
 from store.store import Store
 
@@ -56,15 +62,20 @@ class TrainingSession:
         world: World,
         executor: Executor,
         metrics: LearnerMetrics,
+        tracker: Tracker | None = None,
     ) -> None:
         self.run = run
         self.config: LearnerSection = config.learner
+        self._signer = signer_of(config)
         self.store = store
         self.version = run.start_version
         """The PolicyVersion that the weights in training come from."""
+        self.data_state: DataState | None = None
+        """Where the choice of Tasks stands; saved with every resume state."""
         self._world = world
         self._executor = executor
         self._metrics = metrics
+        self._tracker = tracker
         data = config.data_dir.expanduser().absolute()
         self._checkpoints = data / "checkpoints" / run.policy
         self._states = ResumeStates(data / "runs" / run.id / "resume", keep=config.learner.keep_resume_states)
@@ -113,6 +124,8 @@ class TrainingSession:
             self._base = await work.bases.get(policy.base)
         async with self.store.transaction() as work:
             self.run = await work.runs.take_over(self.run)
+        await self.in_thread(self._states.sweep)
+        await remove_orphans(self.store, self.run.policy, self._checkpoints)
         state = await self.in_thread(lambda: self._states.newest(up_to_step=self.step))
         self._go_back_to(state)
         await self._record()
@@ -142,7 +155,14 @@ class TrainingSession:
         base = await self.in_thread(lambda: self.trainer.logprobs(sequences, base=True))
         return ProbeDraft(sequences=tuple(sequences), parent=tuple(parent), base=tuple(base))
 
-    async def publish(self, draft: ProbeDraft, *, step: StepMetrics, episode_ids: tuple[str, ...] = ()) -> None:
+    async def publish(
+        self,
+        draft: ProbeDraft,
+        *,
+        step: StepMetrics,
+        episode_ids: tuple[str, ...] = (),
+        live: LiveState | None = None,
+    ) -> None:
         """Checkpoint, resume state and PolicyVersion of the present weights; ``step`` is recorded with them."""
         provenance = make_provenance(
             parent_version=self.version,
@@ -151,6 +171,7 @@ class TrainingSession:
             step=step.step,
             episode_ids=episode_ids,
             metrics={"loss": step.loss, "gradient_norm": step.gradient_norm, **step.values},
+            live=live,
         )
         written = await self.in_thread(lambda: self._write(draft, provenance, step.step))
 
@@ -165,11 +186,17 @@ class TrainingSession:
             base=self.base,
             parent_version=self.version,
             record_step=record,
+            signer=self._signer,
         )
+        parent = self.version
         self.version = version.version
         self._pinned.add(version.version)
-        self._metrics.observe(self.run)
+        self._observe()
         await self.in_thread(self._states.prune)
+        needed = {self.run.start_version, self.version, parent}
+        await remove_superseded(
+            self.store, self.run.policy, self._checkpoints, keep=self.config.keep_checkpoints, needed=needed
+        )
 
     async def record_step(self, step: StepMetrics, *, resumable_with: ProbeDraft | None = None) -> None:
         """Append a step that publishes nothing; ``resumable_with``: write a resume state with this draft too."""
@@ -177,7 +204,7 @@ class TrainingSession:
             await self.in_thread(lambda: self._save_state(step.step, resumable_with))
         self.run = self.run.model_copy(update={"steps": (*self.run.steps, step)})
         await self._record()
-        self._metrics.observe(self.run)
+        self._observe()
         await self.in_thread(self._states.prune)
 
     async def wait_until_served(self) -> float:
@@ -186,6 +213,16 @@ class TrainingSession:
         await pin(self.store, self.run.policy, self.version, self.run.id)
         return await wait_until_served(
             self.store, self.run.policy, self.version, timeout_seconds=self.config.episode_timeout_seconds
+        )
+
+    async def hold(self, version: int) -> None:
+        """Pin an earlier version that is still to be sampled, and wait until it is live."""
+        if version in self._pinned or version == 0:
+            return
+        self._pinned.add(version)
+        await pin(self.store, self.run.policy, version, self.run.id)
+        await wait_until_served(
+            self.store, self.run.policy, version, timeout_seconds=self.config.episode_timeout_seconds
         )
 
     async def unpin_all_but(self, *needed: int) -> None:
@@ -211,6 +248,13 @@ class TrainingSession:
         await self._record()
         return self.run
 
+    async def stop(self, reason: str) -> TrainingRun:
+        """End the run because of an alarm: what it published stays."""
+        self.run = self.run.model_copy(update={"status": RunStatus.STOPPED, "error": reason})
+        await self._record()
+        log.warning("run_stopped", run=self.run.id, step=self.step, version=self.version, reason=reason)
+        return self.run
+
     async def close(self) -> None:
         """Free the model, also one that was still loading when the run was cancelled, and take pins back."""
         await self.in_thread(self._close_trainer)
@@ -222,6 +266,11 @@ class TrainingSession:
                 await self.unpin_all_but()
         except HoneError as error:
             log.warning("pins_not_taken_back", run=self.run.id, versions=sorted(self._pinned), error=str(error))
+
+    def _observe(self) -> None:
+        self._metrics.observe(self.run)
+        if self._tracker is not None:
+            self._tracker.step(self.run.steps[-1])
 
     def _open_trainer(self, spec: TrainerSpec) -> None:
         self._trainer = open_trainer(spec, world=self._world)
@@ -246,6 +295,8 @@ class TrainingSession:
                 hint="restore the folder from a backup, or begin a new run from the newest version",
             )
         self._restored = state
+        saved_data = state.data_state if state else None
+        self.data_state = DataState.model_validate(saved_data) if saved_data else None
         self.run = self.run.model_copy(update={"steps": steps, "status": RunStatus.RUNNING, "error": None})
 
     async def _record(self) -> None:
@@ -259,6 +310,13 @@ class TrainingSession:
             checkpoint = await work.checkpoints.for_version(self.run.policy, version)
         if checkpoint.base_fingerprint != self.base.fingerprint:
             raise CorruptArtefact(f"{self.run.policy}@{version} was trained on another Base than {self.base.name}")
+        if checkpoint.kind != self.config.train:
+            raise ConfigurationError(
+                f"{self.run.policy}@{version} is of kind '{checkpoint.kind}', and learner.train is "
+                f"'{self.config.train}'",
+                hint="start from a version of that kind, or from 0; 'hone merge' makes full weights of an adapter",
+                param="learner.train",
+            )
         path = Path(checkpoint.path)
         await self.in_thread(lambda: verify_folder(path, checkpoint.checksum))
         return path
@@ -270,14 +328,21 @@ class TrainingSession:
 
     def _write(self, draft: ProbeDraft, provenance: Provenance, step: int) -> WrittenCheckpoint:
         own = self.trainer.logprobs(draft.sequences)
-        dtype = "bfloat16" if self._world.device.type == "cuda" else "float32"
-        probe = choose_probe(draft, own, dtype=dtype)
+        probe = choose_probe(draft, own, dtype=str(self.trainer.dtype).removeprefix("torch."))
         written = write_checkpoint(self.trainer, self._checkpoints, provenance=provenance, probe=probe)
+        if not self.trainer.exports_exactly:
+            # Engines will say what the rounded weights say.
+            own = list(score_sequences(load_model(written.path), draft.sequences))
+            written = replace(written, probe=choose_probe(draft, own, dtype="float32"))
         return replace(written, resume_path=self._save_state(step, draft))
 
     def _save_state(self, step: int, draft: ProbeDraft) -> Path:
         return self._states.save(
-            self.trainer, run_id=self.run.id, step=step, probe_draft=draft.model_dump(mode="json")
+            self.trainer,
+            run_id=self.run.id,
+            step=step,
+            probe_draft=draft.model_dump(mode="json"),
+            data_state=None if self.data_state is None else self.data_state.model_dump(mode="json"),
         )
 
 

@@ -47,52 +47,103 @@ def grpo_update(
 
     ``reference``: inside what it returns, the engine's model is the Base; used for a KL term.
 
-    Raises LearnerError for a batch without loss tokens, or a gradient that is not finite.
+    Raises LearnerError for a batch without loss tokens, Diverged for a gradient that is not finite.
     """
     started = time.perf_counter()
-    objective = Objective(config.objective)
-    totals = _totals(batches, world)
-    old: list[Tensor] | None = None
-    if config.updates_per_batch > 1:
-        with torch.no_grad():
-            old = [_forward(engine, batch, config.temperature)[0] for batch in batches]
-    bases = _reference(engine, batches, reference, config) if objective.needs_reference else None
+    part = PolicyPart(engine, batches, config=config, world=world, reference=reference)
     for _ in range(config.updates_per_batch):
-        loss_sum, entropy_sum, statistics = 0.0, 0.0, LossStatistics()
-        for index, batch in enumerate(batches):
-            new, entropy = _forward(engine, batch, config.temperature)
-            before = new.detach() if old is None else old[index]
-            terms = objective.terms(new, before, batch, None if bases is None else bases[index])
-            loss = objective.total(terms, batch, totals)
-            engine.backward(loss * world.size)
-            loss_sum += float(loss.detach())
-            entropy_sum += float((entropy * batch.mask).sum())
-            statistics += loss_statistics(
-                new, before, batch.behaviour_logprobs, batch.mask, clipped=objective.clipped(new, before, batch)
-            )
+        part.backward()
         norm = engine.step()
-    loss_sum, entropy_sum, *sums = world.sum([loss_sum, entropy_sum, *astuple(statistics)])
-    values = LossStatistics(*sums).values() | {
-        "entropy": entropy_sum / totals.tokens,
-        "train_seconds": time.perf_counter() - started,
-    }
-    return UpdateMetrics(loss=loss_sum, gradient_norm=norm, values=values)
+    loss, values = part.result()
+    values["train_seconds"] = time.perf_counter() - started
+    return UpdateMetrics(loss=loss, gradient_norm=norm, values=values)
 
 
 def sft_update(engine: DeepSpeedEngine, batches: Sequence[TensorBatch], *, world: World) -> UpdateMetrics:
     """One optimizer step towards the demonstrations' tokens. Raises LearnerError as ``grpo_update`` does."""
     started = time.perf_counter()
-    tokens = _totals(batches, world).tokens
-    loss_sum = 0.0
-    for batch in batches:
-        new, _ = _forward(engine, batch, 1.0)
-        loss = token_mean(sft_loss(new, batch.mask), batch.mask, tokens)
-        engine.backward(loss * world.size)
-        loss_sum += float(loss.detach())
+    part = SftPart(engine, batches, world=world)
+    part.backward()
     norm = engine.step()
-    (loss_sum,) = world.sum([loss_sum])
-    values = {"tokens": tokens, "train_seconds": time.perf_counter() - started}
-    return UpdateMetrics(loss=loss_sum, gradient_norm=norm, values=values)
+    loss, _ = part.result()
+    values = {"tokens": part.tokens, "train_seconds": time.perf_counter() - started}
+    return UpdateMetrics(loss=loss, gradient_norm=norm, values=values)
+
+
+class PolicyPart:
+    """The policy-gradient loss of one step: ``backward`` adds to the gradient, ``result`` says what it showed."""
+
+    def __init__(
+        self,
+        engine: DeepSpeedEngine,
+        batches: Sequence[TensorBatch],
+        *,
+        config: LearnerSection,
+        world: World,
+        reference: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        """Raises LearnerError for a batch without loss tokens."""
+        self._engine = engine
+        self._batches = batches
+        self._temperature = config.temperature
+        self._world = world
+        self._objective = Objective(config.objective)
+        self._totals = _totals(batches, world)
+        self._old: list[Tensor] | None = None
+        if config.updates_per_batch > 1:
+            with torch.no_grad():
+                self._old = [forward(engine, batch, config.temperature)[0] for batch in batches]
+        needed = self._objective.needs_reference
+        self._bases = _reference(engine, batches, reference, config) if needed else None
+        self._sums: list[float] = []
+
+    def backward(self, weight: float = 1.0) -> None:
+        """Add ``weight`` times the gradient of the loss."""
+        objective = self._objective
+        loss_sum, entropy_sum, statistics = 0.0, 0.0, LossStatistics()
+        for index, batch in enumerate(self._batches):
+            new, entropy = forward(self._engine, batch, self._temperature)
+            before = new.detach() if self._old is None else self._old[index]
+            terms = objective.terms(new, before, batch, None if self._bases is None else self._bases[index])
+            loss = objective.total(terms, batch, self._totals)
+            self._engine.backward(loss * weight * self._world.size)
+            loss_sum += float(loss.detach())
+            entropy_sum += float((entropy * batch.mask).sum())
+            statistics += loss_statistics(
+                new, before, batch.behaviour_logprobs, batch.mask, clipped=objective.clipped(new, before, batch)
+            )
+        self._sums = [loss_sum, entropy_sum, *astuple(statistics)]
+
+    def result(self) -> tuple[float, dict[str, float]]:
+        """Loss and statistics of the last ``backward``, over all ranks; call it on each of them."""
+        loss_sum, entropy_sum, *sums = self._world.sum(self._sums)
+        return loss_sum, LossStatistics(*sums).values() | {"entropy": entropy_sum / self._totals.tokens}
+
+
+class SftPart:
+    """The negative log-likelihood of one step's demonstrations, per token."""
+
+    def __init__(self, engine: DeepSpeedEngine, batches: Sequence[TensorBatch], *, world: World) -> None:
+        """Raises LearnerError for a batch without loss tokens."""
+        self._engine = engine
+        self._batches = batches
+        self._world = world
+        self.tokens = _totals(batches, world).tokens
+        self._loss = 0.0
+
+    def backward(self, weight: float = 1.0) -> None:
+        """Add ``weight`` times the gradient of the loss."""
+        self._loss = 0.0
+        for batch in self._batches:
+            new, _ = forward(self._engine, batch, 1.0)
+            loss = token_mean(sft_loss(new, batch.mask), batch.mask, self.tokens)
+            self._engine.backward(loss * weight * self._world.size)
+            self._loss += float(loss.detach())
+
+    def result(self) -> tuple[float, dict[str, float]]:
+        """Loss of the last ``backward``, over all ranks; call it on each of them."""
+        (loss,) = self._world.sum([self._loss])
+        return loss, {}
 
 
 def _totals(batches: Sequence[TensorBatch], world: World) -> StepTotals:
@@ -104,7 +155,8 @@ def _totals(batches: Sequence[TensorBatch], world: World) -> StepTotals:
     return StepTotals(tokens=tokens, episodes=episodes)
 
 
-def _forward(engine: DeepSpeedEngine, batch: TensorBatch, temperature: float) -> tuple[Tensor, Tensor]:
+def forward(engine: DeepSpeedEngine, batch: TensorBatch, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs and entropies of the batch's loss tokens."""
     logprobs, entropy = engine(**batch.inputs, temperature=temperature)
     return logprobs, entropy
 
@@ -116,4 +168,4 @@ def _reference(
     config: LearnerSection,
 ) -> list[Tensor]:
     with torch.no_grad(), reference():
-        return [_forward(engine, batch, config.temperature)[0] for batch in batches]
+        return [forward(engine, batch, config.temperature)[0] for batch in batches]

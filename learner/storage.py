@@ -3,14 +3,16 @@
 import errno
 import os
 import shutil
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from core.errors import HoneError, StoreError, StoreFull
 from core.ids import new_id
 
 _LITTLE_BYTES = 1 << 20
+_DRAFT = ".draft-"
 
 
 @contextmanager
@@ -35,7 +37,7 @@ def new_folder(target: Path) -> Iterator[Path]:
 
     Everything in it is on disk before the name appears. ``target`` must not exist yet.
     """
-    draft = target.with_name(f".{target.name}.{new_id('tmp')}")
+    draft = _beside(target)
     with storage_errors(f"writing {target.name}", target.parent):
         draft.mkdir(parents=True)
         try:
@@ -46,6 +48,31 @@ def new_folder(target: Path) -> Iterator[Path]:
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
+
+
+def remove_folder(target: Path) -> None:
+    """Remove ``target``, if it is there: its name is gone before its files are."""
+    draft = _beside(target)
+    try:
+        target.rename(draft)
+    except FileNotFoundError:
+        return
+    shutil.rmtree(draft, ignore_errors=True)
+
+
+def remove_drafts(folder: Path, *, older_than_seconds: float = 0.0) -> None:
+    """Remove what processes that were killed left of ``new_folder`` and ``remove_folder`` in ``folder``.
+
+    With ``older_than_seconds`` what others may be writing now stays.
+    """
+    for path in folder.glob(f".*{_DRAFT}*"):
+        with suppress(FileNotFoundError):
+            if time.time() - path.stat().st_mtime >= older_than_seconds:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+def _beside(target: Path) -> Path:
+    return target.with_name(f".{target.name}{_DRAFT}{new_id('tmp')}")
 
 
 def _is_full(folder: Path, message: str) -> bool:

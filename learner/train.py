@@ -1,20 +1,26 @@
 """The two training loops, as lists of named steps."""
 
 import math
-import time
 from functools import partial
 from pathlib import Path
 
-from core.errors import LearnerError
+import structlog
+
+from core.errors import Diverged, LearnerError
 from core.run import StepMetrics, TrainingRun
 from core.task import Task
+from learner.alarms import alarms_of, stopping
+from learner.batch_feed import BatchFeed
 from learner.grpo_batch import GrpoBatch, build_batch
-from learner.rollouts import BatchRequest, Rollouts
+from learner.grpo_mixture import GrpoMixture
+from learner.rollouts import Rollouts
 from learner.session import STEPS_PER_STATE, TrainingSession
 from learner.sft_data import demonstration_samples, load_tokenizer
 from learner.step import UpdateMetrics
 from learner.task_order import order_of_pass
 from store.store import Store
+
+log = structlog.get_logger(__name__)
 
 _PAGE = 1000
 
@@ -22,26 +28,45 @@ _PAGE = 1000
 async def run_grpo(session: TrainingSession, rollouts: Rollouts, *, shuffle_rewards: bool = False) -> TrainingRun:
     """GRPO until the planned steps are done; every step that learns something publishes a version.
 
-    With ``max_staleness`` >= 1 the next batch is sampled by the present version while this one trains. Jobs that
-    an interrupted run had asked for stay: the learner that takes over asks for the very same ones.
+    With ``max_staleness`` >= 1 later batches are sampled by the present version while this one trains. Jobs that
+    an interrupted run had asked for stay: the learner that takes over asks for the very same ones. An alarm of
+    ``learner.alarms.stop`` ends the run as ``stopped``.
     """
     await session.wait_until_served()
-    ahead: BatchRequest | None = None
-    while session.step < session.run.planned_steps:
-        request = ahead or await rollouts.request(step=session.step, version=session.version)
-        batch, generate_seconds = await _collect(session, rollouts, request, shuffle_rewards)
-        ahead = await _request_ahead(session, rollouts)
-        # What the next batch is sampled by is needed until then, the version of this batch no longer.
-        await session.unpin_all_but(session.version)
+    losses = GrpoMixture(session)
+    await losses.open(await demonstrations(session.store, session.run.domains) if losses.imitates else [])
+    feed = BatchFeed(session, rollouts)
+    await feed.open()
+    reason = _stop_reason(session)
+    while reason is None and session.step < session.run.planned_steps:
+        episodes = await feed.next()
+        shuffle_seed = f"{session.run.seed}:{session.step}" if shuffle_rewards else None
+        batch = build_batch(episodes.groups, config=session.config, line=session.line, shuffle_seed=shuffle_seed)
+        await feed.learn(batch.outcomes)
+        shown = {"generate_seconds": episodes.wait_seconds, "steps_ahead": float(feed.ahead)}
         if not batch.samples:
-            await session.record_step(_step(session, None, batch, generate_seconds=generate_seconds))
+            await session.record_step(_step(session, None, batch, **shown))
             continue
         draft = await session.draft_probe(batch.samples)
-        update = await session.in_thread(partial(session.trainer.grpo_update, batch.samples))
-        step = _step(session, update, batch, generate_seconds=generate_seconds)
-        await session.publish(draft, step=step, episode_ids=batch.episode_ids)
+        try:
+            update = await losses.update(batch.samples, () if shuffle_rewards else episodes.groups)
+        except Diverged as error:
+            if "not_finite" not in session.config.alarms.stop:
+                raise
+            reason = f"{error.message} (step {session.step + 1})"
+            break
+        await session.publish(draft, step=_step(session, update, batch, **shown), episode_ids=batch.episode_ids)
         await session.note(swap_seconds=await session.wait_until_served())
-    return await session.finish()
+        reason = _stop_reason(session)
+    if reason is None:
+        return await session.finish()
+    await rollouts.withdraw()
+    return await session.stop(f"{reason}; {session.run.policy}@{session.version} is the newest version kept")
+
+
+def _stop_reason(session: TrainingSession) -> str | None:
+    alarm = stopping(session.run.steps, session.config.alarms)
+    return None if alarm is None else f"alarm at step {session.step}: {alarm}"
 
 
 async def run_sft(session: TrainingSession) -> TrainingRun:
@@ -83,31 +108,10 @@ async def demonstrations(store: Store, domains: tuple[str, ...]) -> list[Task]:
     return found
 
 
-async def _collect(
-    session: TrainingSession, rollouts: Rollouts, request: BatchRequest, shuffle: bool
-) -> tuple[GrpoBatch, float]:
-    started = time.monotonic()
-    groups = await rollouts.collect(request)
-    batch = build_batch(
-        groups,
-        config=session.config,
-        line=session.line,
-        shuffle_seed=f"{session.run.seed}:{session.step}" if shuffle else None,
-    )
-    return batch, time.monotonic() - started
-
-
-async def _request_ahead(session: TrainingSession, rollouts: Rollouts) -> BatchRequest | None:
-    following = session.step + 1
-    if session.config.max_staleness < 1 or following >= session.run.planned_steps:
-        return None
-    return await rollouts.request(step=following, version=session.version)
-
-
 def _step(
     session: TrainingSession, update: UpdateMetrics | None, batch: GrpoBatch | None, **values: float
 ) -> StepMetrics:
-    return StepMetrics(
+    step = StepMetrics(
         step=session.step + 1,
         version=session.version,
         reward_mean=batch.reward_mean if batch else None,
@@ -115,4 +119,11 @@ def _step(
         loss=update.loss if update else 0.0,
         gradient_norm=update.gradient_norm if update else 0.0,
         values={**(batch.values if batch else {}), **(update.values if update else {}), **values},
+        domains=batch.domains if batch else {},
     )
+    # A step that taught nothing has no norm, KL or entropy to watch.
+    alarms = alarms_of(step, session.run.steps, session.config.alarms) if update and batch else ()
+    for alarm in alarms:
+        log.warning("training_alarm", run=session.run.id, step=step.step, alarm=str(alarm))
+    finite = {name: value for name, value in step.values.items() if math.isfinite(value)}
+    return step.model_copy(update={"alarms": alarms, "values": finite})

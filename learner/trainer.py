@@ -15,11 +15,15 @@ import torch
 from torch import Tensor
 
 from core.config.learner import LearnerSection
+from core.config.learner_live import LossWeightsSection
 from core.errors import HoneError
 from core.sample import TrainingSample
 from learner.batch import TensorBatch, pad_sequences, to_tensors
-from learner.deepspeed_engine import DeepSpeedEngine, OptimizerFactory, adamw
+from learner.deepspeed_engine import DeepSpeedEngine, OptimizerFactory, adamw, dtype_of
 from learner.distributed import World
+from learner.full_weights import folder_dtypes, write_full_folder
+from learner.mixed_step import MixedBatches, mixed_update
+from learner.mixture import Mixture, paired_samples
 from learner.packing import pack_for_ranks
 from learner.policy_model import build_policy_model
 from learner.step import UpdateMetrics, grpo_update, sft_update
@@ -36,7 +40,7 @@ class TrainerSpec:
     config: LearnerSection
     base_path: Path
     adapter: Path | None
-    """Adapter folder of the version to start from; None: version 0, a fresh adapter."""
+    """Folder of the version to start from, its adapter or its weights; None: version 0."""
     learning_rate: float
     seed: int
 
@@ -47,7 +51,10 @@ class Trainer:
     def __init__(self, spec: TrainerSpec, *, world: World, optimizer: OptimizerFactory | None = None) -> None:
         """``optimizer`` replaces AdamW. Raises LearnerError or CorruptArtefact when the model cannot be built."""
         self._config = spec.config
-        self._world = world
+        self._world = world = world.in_sequence_groups(spec.config.sequence_parallel)
+        self._base_path = spec.base_path
+        self.dtype = dtype_of(spec.config, world)
+        """Of the weights in training."""
         self.model = build_policy_model(
             spec.base_path,
             lora=spec.config.lora,
@@ -55,6 +62,9 @@ class Trainer:
             device=world.device,
             seed=spec.seed,
             trees=spec.config.layout == "flat",
+            train=spec.config.train,
+            dtype=self.dtype,
+            sequence=world.sequence,
         )
         # Dropout would make the learner's distribution another one than the engine's.
         self.model.eval()
@@ -85,6 +95,26 @@ class Trainer:
         self._announce("sft_update", samples)
         return sft_update(self._engine, self._share(samples), world=self._world)
 
+    def mixed_update(self, mixture: Mixture, weights: LossWeightsSection) -> UpdateMetrics:
+        """Train on several losses at once; see ``learner.mixed_step.mixed_update``."""
+        self._announce("mixed_update", mixture, weights)
+        used = mixture.weighed(weights)
+        batches = MixedBatches(
+            policy=self._share(used.policy),
+            demonstrations=self._share(used.demonstrations),
+            pairs=self._share(paired_samples(used.pairs)),
+            pair_count=len(used.pairs),
+            best=self._share(used.best),
+        )
+        return mixed_update(
+            self._engine,
+            batches,
+            config=self._config,
+            weights=weights,
+            world=self._world,
+            reference=self.model.as_base,
+        )
+
     def logprobs(self, sequences: Sequence[tuple[int, ...]], base: bool = False) -> list[tuple[float, ...]]:
         """Log-prob of every token given those before it (0.0 for the first), of the policy or of the Base."""
         self._announce("logprobs", sequences, base)
@@ -102,7 +132,7 @@ class Trainer:
         return [tuple(row[: len(sequence)]) for row, sequence in zip(values.tolist(), sequences, strict=True)]
 
     def trained_parameters(self) -> dict[str, Tensor]:
-        """Copies of the adapter's parameters by name, for inspection."""
+        """Copies of what is trained by name, for inspection."""
         self._announce("trained_parameters")
         with self._engine.gathered():
             return {
@@ -111,12 +141,40 @@ class Trainer:
                 if parameter.requires_grad
             }
 
+    @property
+    def layout(self) -> str:
+        """What decides the form of a saved state, in words."""
+        kind, ranks = ("full weights" if self.model.is_full else "an adapter"), self._world.size
+        name = str(self.dtype).removeprefix("torch.")
+        return (
+            f"{kind} in {name} on {ranks} {'rank' if ranks == 1 else 'ranks'}, ZeRO stage {self._config.zero_stage}"
+        )
+
+    @property
+    def exports_exactly(self) -> bool:
+        """Whether what is exported is what is trained: full weights are rounded to the Base's dtype."""
+        return not self.model.is_full or folder_dtypes(self._base_path) == {self.dtype}
+
     def export_adapter(self, folder: Path) -> None:
-        """Rank 0 writes the adapter as a PEFT folder."""
+        """Rank 0 writes the adapter as a PEFT folder, or full weights as a folder like the Base's."""
         self._announce("export_adapter", folder)
+        if self.model.is_full:
+            self._export_full(folder)
+            return
         with self._engine.gathered():
             if self._world.leads:
                 self.model.export_adapter(folder)
+
+    def _export_full(self, folder: Path) -> None:
+        """One tensor at a time is whole on every rank, and all of them in rank 0's main memory."""
+        state: dict[str, Tensor] = {}
+        for name, parameter in self.model.network.named_parameters(remove_duplicate=False):
+            with self._engine.gathered([parameter]):
+                if self._world.leads:
+                    state[name] = parameter.detach().to("cpu", copy=True)
+        if self._world.leads:
+            buffers = {name: buffer.cpu() for name, buffer in self.model.network.named_buffers()}
+            write_full_folder(buffers | state, self._base_path, folder)
 
     def save_state(self, folder: Path) -> None:
         """All ranks write weights and optimizer state. Raises StoreFull or StoreError."""
@@ -132,6 +190,7 @@ class Trainer:
         """Free the engine; the other ranks leave ``follow``."""
         self._announce("close")
         self._engine.close()
+        self._world.leave_sequence_group()
 
     def follow(self) -> None:
         """On ranks above 0: do what rank 0 does until it closes the Trainer.
@@ -152,11 +211,11 @@ class Trainer:
         shares = pack_for_ranks(
             samples,
             token_budget=self._config.micro_batch_tokens,
-            ranks=self._world.size,
+            ranks=self._world.replicas,
             layout=self._config.layout,
             share_prefixes=self._config.share_prefixes,
         )
-        return [to_tensors(batch, self._world.device) for batch in shares[self._world.rank]]
+        return [to_tensors(batch, self._world.device) for batch in shares[self._world.replica]]
 
 
 def open_trainer(spec: TrainerSpec, *, world: World) -> Trainer:

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface
 
+from learner.sequence_parallel import SequenceGroup
 from learner.token_tree import Segment
 
 TREE_ATTENTION = "hone_tree"
@@ -26,19 +27,33 @@ def tree_attention(
     *,
     scaling: float | None = None,
     segments: Sequence[Segment] | None = None,
+    sequence: SequenceGroup | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
     """query (rows, heads, tokens, width), key and value with fewer heads → (rows, tokens, heads, width).
 
     With ``segments`` there is one row. Each segment's cost is that of its own pairs of tokens: no mask over the whole
-    row is ever made.
+    row is ever made. With ``sequence`` the tokens are this rank's part of the rows.
     """
+    if sequence is not None:
+        if key.shape[1] % sequence.size:
+            shared = query.shape[1] // key.shape[1]
+            key, value = key.repeat_interleave(shared, dim=1), value.repeat_interleave(shared, dim=1)
+        query, key, value = (sequence.gather_tokens(states) for states in (query, key, value))
+    output = _attend(query, key, value, scaling=scaling, segments=segments)
+    if sequence is not None:
+        output = sequence.gather_heads(output)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, *, scaling: float | None, segments: Sequence[Segment] | None
+) -> Tensor:
     grouped = query.shape[1] != key.shape[1]
     if segments is None:
-        output = scaled_dot_product_attention(
+        return scaled_dot_product_attention(
             query, key, value, is_causal=query.shape[2] > 1, scale=scaling, enable_gqa=grouped
         )
-        return output.transpose(1, 2).contiguous(), None
     parts = []
     for segment in segments:
         own = slice(segment.start, segment.end)
@@ -57,7 +72,7 @@ def tree_attention(
                 enable_gqa=grouped,
             )
         )
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous(), None
+    return torch.cat(parts, dim=2)
 
 
 def _mask(segment: Segment, device: torch.device) -> Tensor:

@@ -10,7 +10,7 @@ from core.task import Task, VerifierSpec
 from core.verdict import Verdict, VerdictStatus
 from sandbox.runtimes.base import Runtime
 from sandbox.text import clean_text
-from sandbox.verifiers.base import Attempt, Judgement, Verifier, agent_failed
+from sandbox.verifiers.base import Attempt, Judgement, JudgeModel, Verifier, agent_failed
 from sandbox.verifiers.registry import make_verifier
 
 log = structlog.get_logger(__name__)
@@ -18,9 +18,9 @@ log = structlog.get_logger(__name__)
 _EVIDENCE_CHARACTERS = 2_000
 
 
-def make_verifiers(task: Task, runtime: Runtime) -> list[Verifier]:
+def make_verifiers(task: Task, runtime: Runtime, judge: JudgeModel | None = None) -> list[Verifier]:
     """The Task's verifiers in their order; raises TaskError when one is unknown or malformed."""
-    return [make_verifier(spec, runtime) for spec in task.verifiers]
+    return [make_verifier(spec, runtime, judge) for spec in task.verifiers]
 
 
 async def judge_attempt(attempt: Attempt, verifiers: Sequence[Verifier]) -> list[Verdict]:

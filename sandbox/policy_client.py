@@ -95,6 +95,20 @@ class PolicyClient:
             raise _attributed(error) from error
         return _reply(call, completion, dict(raw.headers))
 
+    async def judge(self, *, model: str, messages: tuple[Message, ...], max_tokens: int) -> str:
+        """A judge model's answer at temperature 0; never trained on. Raises as ``call`` does."""
+        try:
+            completion = await self._client.chat.completions.create(
+                model=model,
+                messages=list(messages),  # type: ignore[arg-type]
+                temperature=0.0,
+                max_tokens=max_tokens,
+                extra_headers={TRAIN_HEADER: "false"},
+            )
+        except openai.OpenAIError as error:
+            raise _attributed(error) from error
+        return (completion.choices[0].message.content or "") if completion.choices else ""
+
 
 def _request(call: PolicyCall) -> dict[str, Any]:
     headers = {

@@ -136,7 +136,7 @@ class EpisodeRunner:
     async def _attempt(
         self, episode: Episode, request: RolloutRequest, task: Task, conversation: Conversation
     ) -> Episode:
-        verifiers = make_verifiers(task, self._runtime)
+        verifiers = make_verifiers(task, self._runtime, self._policy)
         wanted = tuple(dict.fromkeys(path for verifier in verifiers for path in verifier.wanted_files))
         agent = Agent(
             task=task,

@@ -1,4 +1,4 @@
-"""Worker: leases jobs of kinds ``rollout`` and ``evaluate``, runs them, and reports back.
+"""Worker: leases jobs of kinds ``rollout``, ``evaluate`` and ``run_suite``, runs them, and reports back.
 
 Several workers on any number of machines share one queue. A worker that is killed loses nothing: its leases
 run out and others repeat its jobs. A worker that is stopped gives its jobs back at once.
@@ -34,6 +34,7 @@ from sandbox.metrics import WorkerMetrics
 from sandbox.policy_client import PolicyClient
 from sandbox.rollout import EpisodeRunner, RolloutRequest
 from sandbox.runtimes.base import Runtime
+from sandbox.suite_runner import RunSuiteRequest, SuiteRunner
 from sandbox.text import clean_text
 from store.events import JOBS
 from store.store import Store
@@ -42,6 +43,7 @@ log = structlog.get_logger(__name__)
 
 ROLLOUT = "rollout"
 EVALUATE = "evaluate"
+RUN_SUITE = "run_suite"
 _POLL_SECONDS = 1.0
 _STORE_PAUSE_SECONDS = 1.0
 _HEARTBEATS_PER_LEASE = 3
@@ -104,9 +106,11 @@ class Worker:
             context=self._context,
         )
         evaluator = Evaluator(store=self._store, runner=runner)
+        suites = SuiteRunner(store=self._store, runner=runner)
         self._handlers = {
             ROLLOUT: lambda job: _rollout(runner, job),
             EVALUATE: lambda job: _evaluate(evaluator, job),
+            RUN_SUITE: lambda job: _run_suite(suites, job),
         }
         self._loop = asyncio.create_task(self._run(), name="worker")
         self._janitor = asyncio.create_task(Janitor(store=self._store).run(), name="janitor")
@@ -240,6 +244,11 @@ async def _rollout(runner: EpisodeRunner, job: Job) -> JobResult:
 async def _evaluate(evaluator: Evaluator, job: Job) -> JobResult:
     evaluation = await evaluator.evaluate(_payload(EvaluateRequest, job), job=job)
     return {"evaluation_id": evaluation.id}
+
+
+async def _run_suite(suites: SuiteRunner, job: Job) -> JobResult:
+    result = await suites.run(_payload(RunSuiteRequest, job), job=job)
+    return {"suite_result_id": result.id}
 
 
 def _payload(kind: type[Any], job: Job) -> Any:

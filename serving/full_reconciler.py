@@ -35,6 +35,7 @@ from serving.hotswap import DEFINITE, whole_artefact
 from serving.replica import Replica
 from serving.weights.full_folder import check_full_folder
 from serving.weights.nccl_wire import NcclWire, SenderProcess
+from serving.weights.signing import Verifier, verifier_of
 from serving.weights.wire import DiskWire, FullWeights, WeightWire
 from store.store import Store
 
@@ -46,14 +47,14 @@ _REFRESHES = 2
 """Readings of the routing table after which every gateway knows that a replica is closed."""
 
 
-def check_full_artefact(checkpoint: Checkpoint, *, base: Base) -> None:
+def check_full_artefact(checkpoint: Checkpoint, *, base: Base, verifier: Verifier | None = None) -> None:
     """Whether the Checkpoint's folder is whole, unchanged and made for ``base``. Blocking: reads every byte.
 
     Raises CorruptArtefact or AdapterRejected; StoreError as ``reading_artefact`` does.
     """
     if checkpoint.kind != "full":
         raise AdapterRejected("a LoRA version cannot stand in place of the Base's weights", hint="merge it first")
-    with whole_artefact(checkpoint, base=base) as path:
+    with whole_artefact(checkpoint, base=base, verifier=verifier) as path:
         check_full_folder(path, base_path=Path(base.path))
 
 
@@ -71,6 +72,7 @@ class FullReconciler:
         wire: WeightWire,
     ) -> None:
         self._base = base
+        self._verifier = verifier_of(config)
         self._wire = wire
         self._policy = config.fleet.full_weights_policy
         self._records = records
@@ -185,7 +187,7 @@ class FullReconciler:
         if checkpoint is None:
             return None
         try:
-            await asyncio.to_thread(check_full_artefact, checkpoint, base=self._base)
+            await asyncio.to_thread(check_full_artefact, checkpoint, base=self._base, verifier=self._verifier)
         except DEFINITE as error:
             self._metrics.swap_failed(error.code)
             log.warning("artefact_refused", version=state.versions[version].label, error=error.message)

@@ -19,6 +19,7 @@ from serving.engines.base import Engine
 from serving.probe import check_probe
 from serving.weights.adapter import check_adapter
 from serving.weights.folder import folder_checksum
+from serving.weights.signing import Verifier
 
 log = structlog.get_logger(__name__)
 
@@ -45,7 +46,7 @@ def engine_model_name(version: PolicyVersion, checkpoint: Checkpoint) -> str:
     return f"{version.policy}.v{version.version}-{checkpoint.checksum[:8]}"
 
 
-def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None:
+def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int, verifier: Verifier | None = None) -> None:
     """Whether the Checkpoint's folder is whole, unchanged and made for ``base``. Blocking: reads every byte.
 
     Raises CorruptArtefact or AdapterRejected; StoreError, which says nothing about the version, when the disk or
@@ -53,16 +54,19 @@ def check_artefact(checkpoint: Checkpoint, *, base: Base, max_rank: int) -> None
     """
     if checkpoint.kind != "lora":
         raise AdapterRejected("full weights cannot be loaded beside others; only LoRA versions are hot-swapped")
-    with whole_artefact(checkpoint, base=base) as path:
+    with whole_artefact(checkpoint, base=base, verifier=verifier) as path:
         check_adapter(path, base_path=Path(base.path), max_rank=max_rank)
 
 
 @contextmanager
-def whole_artefact(checkpoint: Checkpoint, *, base: Base) -> Iterator[Path]:
+def whole_artefact(checkpoint: Checkpoint, *, base: Base, verifier: Verifier | None = None) -> Iterator[Path]:
     """The Checkpoint's folder, whole, unchanged and made for ``base``, to look into it. Blocking: reads every byte.
 
-    Raises AdapterRejected for another Base, and inside it as ``reading_artefact`` does.
+    Raises AdapterRejected for another Base and, with a ``verifier``, for a signature that does not hold; inside it
+    as ``reading_artefact`` does.
     """
+    if verifier is not None:
+        verifier.check(checkpoint)
     if checkpoint.base_fingerprint != base.fingerprint:
         raise AdapterRejected(
             f"it was trained on another Base (fingerprint {checkpoint.base_fingerprint[:8]}, "

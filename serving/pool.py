@@ -141,6 +141,8 @@ class RoutingTable:
     deployments: tuple[Deployment, ...]
     in_flight: InFlight
     sticky_bound: int = STICKY_BOUND
+    aliases: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
+    """Policy → alias → version."""
     _usable: dict[tuple[str, Variant, int | None, int | None], tuple[Route, ...]] = field(
         default_factory=dict, repr=False
     )
@@ -156,6 +158,7 @@ class RoutingTable:
         in_flight: InFlight | None = None,
         *,
         sticky_bound: int = STICKY_BOUND,
+        aliases: Mapping[str, Mapping[str, int]] | None = None,
     ) -> "RoutingTable":
         """Index the nouns; a Policy hides a Base of the same name."""
         return cls(
@@ -165,6 +168,20 @@ class RoutingTable:
             deployments=tuple(deployments),
             in_flight=InFlight() if in_flight is None else in_flight,
             sticky_bound=sticky_bound,
+            aliases=aliases or {},
+        )
+
+    def named(self, model: ModelName) -> ModelName:
+        """With the version that an alias stands for in its place; raises ModelNotFound for one that nobody set."""
+        if model.alias is None:
+            return model
+        known = self.aliases.get(model.name, {})
+        if model.name in self.policies and model.alias in known:
+            return model.model_copy(update={"version": known[model.alias], "alias": None})
+        raise ModelNotFound(
+            f"'{model.name}' has no version '{model.alias}'",
+            hint=f"known: {', '.join(sorted(known))}" if known else None,
+            param="model",
         )
 
     def resolve(
@@ -184,6 +201,9 @@ class RoutingTable:
         Deployments that just failed; ``variant`` wins over the name's. Raises ModelNotFound, VersionNotServed
         (the version exists, no replica holds it) or EngineUnavailable (nothing can answer now).
         """
+        if model.alias is not None:
+            # An Episode ends on the version that it began with, wherever the alias has gone meanwhile.
+            model = self.named(model) if pinned_version is None else model.model_copy(update={"alias": None})
         # A noun's own hash and comparison cost more than all of this.
         wanted = model.variant if variant is None else variant
         key = (model.name, wanted, model.version, pinned_version)

@@ -23,6 +23,7 @@ from serving.fleet_records import FleetRecords, FleetState, Key, ServingChange
 from serving.full_swap import UNLABELLED, swappable
 from serving.hotswap import DEFINITE, check_artefact, engine_model_name, swap_in, swap_out
 from serving.replica import Replica
+from serving.weights.signing import verifier_of
 
 log = structlog.get_logger(__name__)
 
@@ -39,6 +40,7 @@ class Reconciler:
         self._base = base
         self._records = records
         self._metrics = metrics
+        self._verifier = verifier_of(config)
         self._failures: dict[Key, set[tuple[str, int]]] = {}
         self._serving: dict[Key, ServingStatus] = {}
         """Serving status as of this pass."""
@@ -94,7 +96,11 @@ class Reconciler:
         outcomes: list[LoadedVersion | HoneError]
         try:
             await asyncio.to_thread(
-                check_artefact, checkpoint, base=self._base, max_rank=self._config.engine.max_lora_rank
+                check_artefact,
+                checkpoint,
+                base=self._base,
+                max_rank=self._config.engine.max_lora_rank,
+                verifier=self._verifier,
             )
         except HoneError as error:
             outcomes = [error] * len(missing)

@@ -57,6 +57,12 @@ class Connection:
             timeout = func.set_config("idle_in_transaction_session_timeout", f"{int(seconds)}s", True)
             await self._raw.execute(select(timeout))
 
+    async def exclusive(self, number: int) -> None:
+        """Let no other transaction pass the same ``number`` before this one ends. SQLite has one writer anyway."""
+        self._check_writable()
+        if not self._is_sqlite:
+            await self._raw.execute(select(func.pg_advisory_xact_lock(number)))
+
     def _check_writable(self) -> None:
         if not self._writable:
             raise StoreError("a transaction of reading() takes no changes; use transaction()")

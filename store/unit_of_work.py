@@ -9,12 +9,13 @@ from store.repositories.checkpoints import Checkpoints, Lineage
 from store.repositories.deployments import Deployments
 from store.repositories.domains import Domains
 from store.repositories.drafters import Drafters
-from store.repositories.erasure import Erasure
 from store.repositories.episodes import EpisodeGroups, Episodes
+from store.repositories.erasure import Erasure
 from store.repositories.evaluations import Evaluations
 from store.repositories.experiments import Assignments, Experiments
 from store.repositories.feedback import FeedbackEntries
 from store.repositories.fleet_plans import FleetPlans
+from store.repositories.holdings import Holdings
 from store.repositories.jobs import Jobs
 from store.repositories.leases import Leases
 from store.repositories.mined_tasks import MinedTasks
@@ -23,9 +24,12 @@ from store.repositories.policy_versions import PolicyVersions
 from store.repositories.release_runs import ReleaseRuns
 from store.repositories.releases import Releases
 from store.repositories.sameness_checks import SamenessChecks
+from store.repositories.shadow_pairs import ShadowPairs
 from store.repositories.speculated_turns import SpeculatedTurns
 from store.repositories.stored_completions import StoredCompletions
 from store.repositories.stored_responses import StoredResponses
+from store.repositories.suite_results import SuiteResults
+from store.repositories.suites import Suites
 from store.repositories.tasks import Tasks
 from store.repositories.tombstones import Tombstones, Withdrawals
 from store.repositories.training_runs import TrainingRuns
@@ -40,6 +44,8 @@ class UnitOfWork:
     def __init__(self, connection: Connection, *, blobs: Blobs, inline_bytes: int) -> None:
         self.tasks = Tasks(connection)
         self.mined = MinedTasks(connection)
+        self.suites = Suites(connection)
+        self.suite_results = SuiteResults(connection)
         self.domains = Domains(connection)
         self.episodes = Episodes(connection)
         self.groups = EpisodeGroups(connection)
@@ -59,6 +65,7 @@ class UnitOfWork:
         self.experiments = Experiments(connection)
         self.assignments = Assignments(connection)
         self.arm_outcomes = ArmOutcomes(connection)
+        self.shadow_pairs = ShadowPairs(connection)
         self.drafters = Drafters(connection)
         self.tenants = Tenants(connection)
         self.api_keys = ApiKeys(connection)
@@ -74,5 +81,6 @@ class UnitOfWork:
         self.tombstones = Tombstones(connection)
         self.withdrawals = Withdrawals(connection)
         self.erasure = Erasure(connection)
+        self.holdings = Holdings(connection)
         self.sameness = SamenessChecks(connection)
         self.speculated = SpeculatedTurns(connection, self.turns)

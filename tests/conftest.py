@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from core.config.load import load_config
 from core.config.schema import HoneConfig
@@ -17,6 +18,10 @@ from tests.gateway_process import no_gateway_left
 from tests.services import postgres_database, postgres_server, redis_server
 
 OpenStore = Callable[..., Awaitable[Store]]
+
+# How long an example takes says how busy the machine is.
+settings.register_profile("hone", deadline=None)
+settings.load_profile("hone")
 
 
 @pytest.fixture(scope="session")

@@ -27,6 +27,8 @@ class ScriptedEngine:
     """Chunks after which a stream's connection is cut."""
     forever: bool = False
     """A stream that never ends, and an answer that never comes."""
+    logprob: float | None = -0.1
+    """Of the sampled token, in whole answers."""
     counts: bool = True
     """It has the route ``/tokenize``."""
     requests: list[dict[str, Any]] = field(default_factory=list)
@@ -76,7 +78,7 @@ class ScriptedEngine:
         except (asyncio.CancelledError, ConnectionResetError):
             self.left.set()
             raise
-        logprobs = {"content": [{"token": "four", "logprob": -0.1, "bytes": None, "top_logprobs": []}]}
+        logprobs = {"content": [{"token": "four", "logprob": self.logprob, "bytes": None, "top_logprobs": []}]}
         choice = last | {"message": self.message, "token_ids": [3], "logprobs": logprobs}
         return web.json_response(base | {"object": "chat.completion", "choices": [choice], "usage": USAGE})
 

@@ -13,11 +13,11 @@ _TEMPLATE = (
 )
 
 
-def build_tiny_base(folder: Path) -> Path:
-    """Write the model and a word-level tokenizer (``w0`` … ``w119``, one line per message) into ``folder``."""
+def build_tiny_base(folder: Path, *, vocabulary_size: int = VOCABULARY) -> Path:
+    """Write the model and a word-level tokenizer (``w0`` …, one line per message) into ``folder``."""
     torch.manual_seed(7)
     config = LlamaConfig(
-        vocab_size=VOCABULARY,
+        vocab_size=vocabulary_size,
         hidden_size=32,
         intermediate_size=64,
         num_hidden_layers=2,
@@ -31,7 +31,7 @@ def build_tiny_base(folder: Path) -> Path:
     )
     LlamaForCausalLM(config).save_pretrained(folder)
     words = ["<pad>", "<s>", "</s>", "<unk>", "user", "assistant", "system", "tool"]
-    words += [f"w{index}" for index in range(VOCABULARY - len(words))]
+    words += [f"w{index}" for index in range(vocabulary_size - len(words))]
     vocabulary = {word: index for index, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -49,7 +49,8 @@ def _prompts(base: Path, *, count: int, tokens: int) -> list[tuple[int, ...]]:
             task = tasks[place % len(tasks)]
             text = "\n\n".join([*(str(message["content"]) for message in task.messages), text])
             message = [{"role": "user", "content": text}]
-            ids = tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+            rendered = tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True)
+            ids = tokenizer.encode(str(rendered), add_special_tokens=False)
             place += count
         # The end is what makes it a chat prompt: what is too much goes from the middle.
         prompts.append((*ids[: tokens // 2], *ids[-(tokens - tokens // 2) :]))

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl import GRPOConfig, GRPOTrainer
 
 
-class RecordedTrainer(GRPOTrainer):
+class RecordedTrainer(GRPOTrainer):  # type: ignore[misc]
     """GRPOTrainer whose Episodes are given; their rewards become advantages by TRL's own rule (group std)."""
 
     recorded: dict[str, torch.Tensor]
@@ -134,7 +134,7 @@ def _tensors(episodes: list[dict[str, Any]], *, pad: int) -> dict[str, torch.Ten
         prompt_mask[row, prompt_width - len(episode["prompt"]) :] = 1
         responses[row, : len(episode["response"])] = torch.tensor(episode["response"])
         mask[row, : len(episode["response"])] = 1
-    for group in groups.unique():
+    for group in set(groups.tolist()):
         chosen = groups == group
         advantages[chosen] = (rewards[chosen] - rewards[chosen].mean()) / (rewards[chosen].std() + 1e-4)
     return {

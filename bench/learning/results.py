@@ -42,7 +42,7 @@ def learned(found: Mapping[str, Any]) -> bool:
 
 def forgotten(run: Mapping[str, Any]) -> float:
     """The largest loss of success in any other Domain; 0: none lost."""
-    return max([0.0, *(-one["gain"] for one in run["others"])])
+    return float(max([0.0, *(-one["gain"] for one in run["others"])]))
 
 
 def reward_gap(run: Mapping[str, Any]) -> float | None:

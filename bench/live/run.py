@@ -81,6 +81,7 @@ class Bench:
     async def _scores(self, users: list[User], model: str) -> list[float]:
         """One mean score per question: the same seeds for every model."""
         scores = []
+        await self._clients.until_answered(users[0], model)
         for sample in range(SAMPLES):
             ask = self._clients.ask
             answers = await asyncio.gather(

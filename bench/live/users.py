@@ -32,6 +32,7 @@ MAX_TOKENS = 40
 _BRIEF, _LONG = 4, 28
 """Words from which on an answer is worth less, and nothing."""
 _SECONDS = 180.0
+_NOT_SERVED = 409
 
 
 def questions() -> list[str]:
@@ -102,6 +103,19 @@ class Clients:
         async with self._slots:
             answer, headers = await self._post("/v1/chat/completions", user, body, train=train)
         return answer["choices"][0]["message"]["content"] or "", headers["x-hone-turn-id"]
+
+    async def until_answered(self, user: User, model: str) -> None:
+        """Wait until the gateway knows that a version is loaded. Raises TimeoutError."""
+        async with asyncio.timeout(_SECONDS):
+            while True:
+                try:
+                    await self.ask(user, model, seed=0, train=False)
+                except aiohttp.ClientResponseError as error:
+                    if error.status != _NOT_SERVED:
+                        raise
+                    await asyncio.sleep(0.2)
+                else:
+                    return
 
     async def ask_and_rate(self, user: User, model: str, *, seed: int) -> float:
         """One question and, once the answer is read, a score; what it was."""

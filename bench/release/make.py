@@ -15,15 +15,14 @@ from peft import LoraConfig, get_peft_model
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from bench.hotswap.make import MANIFEST
 from bench.hotswap.weights import ALPHA, MODULES, RANK, Judge, windows, write_adapter
+from bench.release.plan import ADAPTERS, MANIFEST
 from bench.release.words import training_pairs
 from learner.probe import CANDIDATES, MAX_TOKENS, ProbeDraft, choose_probe
 
-NAMES = ("better", "equal", "bad")
-_STEPS = 60
+_STEPS = 30
 _BATCH = 8
-_RATE = 2e-3
+_RATE = 3e-3
 _NOISE = {"equal": 0.3, "bad": 8.0}
 """Times the spread at which versions differ by half a nat a token."""
 _IGNORED = -100
@@ -37,7 +36,7 @@ def main() -> None:
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)
     tokenizer: Any = AutoTokenizer.from_pretrained(str(arguments.base))
-    for name in NAMES:
+    for name in ADAPTERS:
         path = arguments.folder / name
         if name == "better":
             _train(path, arguments.base, tokenizer)
@@ -48,7 +47,7 @@ def main() -> None:
     sequences = windows(texts, count=CANDIDATES, width=MAX_TOKENS, seed=0)
     of_base = tuple(tuple(row) for row in judge.logprobs(sequences))
     made = []
-    for name in NAMES:
+    for name in ADAPTERS:
         judge.become(arguments.folder / name)
         draft = ProbeDraft(sequences=tuple(sequences), parent=of_base, base=of_base)
         probe = choose_probe(draft, judge.logprobs(sequences), dtype="float32")
@@ -62,7 +61,7 @@ def _train(path: Path, base: Path, tokenizer: Any) -> None:
     generator = random.Random(0)
     model: Any = AutoModelForCausalLM.from_pretrained(str(base), dtype=torch.float32)
     config = LoraConfig(
-        r=RANK, lora_alpha=ALPHA, target_modules=list(MODULES), lora_dropout=0.0, task_type="CAUSAL_LM"
+        r=RANK, lora_alpha=int(ALPHA), target_modules=list(MODULES), lora_dropout=0.0, task_type="CAUSAL_LM"
     )
     model = get_peft_model(model, config)
     trained = [one for one in model.parameters() if one.requires_grad]

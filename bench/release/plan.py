@@ -2,6 +2,11 @@
 
 from dataclasses import dataclass
 
+ADAPTERS = ("better", "equal", "bad")
+"""Candidates of the live run."""
+MANIFEST = "versions.json"
+"""Beside the adapters' folders."""
+
 
 @dataclass(frozen=True)
 class Plan:

@@ -1,5 +1,6 @@
 """The release section of docs/benchmarks.md."""
 
+from textwrap import fill
 from typing import Any
 
 from bench.report import checks_table, table
@@ -50,13 +51,23 @@ def section(found: dict[str, Any]) -> str:
     if tables["live"]:
         parts += [
             f"### Live\n\nvLLM {found['versions'].get('vllm', '?')} with {settings.get('base', '?')} on "
-            f"{found['machine']}. Rewards come from clients' feedback. Rollback is measured on every gateway: from "
-            "the decision to the last answer that the candidate gave to somebody who had not pinned it.\n",
+            f"{found['machine'].get('cpu', '?')}, two gateway processes, {settings.get('clients', '?')} clients. "
+            "Each judges its own answers and says so as feedback. *Rollback* is the time from the end of the "
+            "Experiment to the last request that still got the candidate, whichever gateway process it met.\n",
             table(_LIVE, tables["live"], texts=4),
         ]
     else:
         parts.append("The live part was not run.\n")
-    return "\n".join(parts)
+    return "\n".join(_wrapped(part) for part in parts)
+
+
+def _wrapped(part: str) -> str:
+    """Paragraphs in lines of the document's length; tables and headings as they are."""
+    paragraphs = [
+        one if one.startswith(("|", "#")) else fill(one, 118, break_long_words=False, break_on_hyphens=False)
+        for one in part.strip().split("\n\n")
+    ]
+    return "\n\n".join(paragraphs) + "\n"
 
 
 def _simulation(tables: dict[str, Any], settings: dict[str, Any]) -> list[str]:

@@ -33,6 +33,7 @@ def collect(found: Findings, chosen: plan.Plan, engine: str) -> dict[str, Any]:
             "fixed_horizon": None if found.simulated is None else found.simulated.fixed,
             "sequences": chosen.sequences,
             "length": chosen.length,
+            "clients": live.CLIENTS,
             "base": "SmolLM2-135M-Instruct",
             "quick": chosen.quick,
         },

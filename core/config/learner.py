@@ -4,6 +4,9 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from core.config.learner_data import DataSection
+from core.config.learner_live import LiveSection, LossWeightsSection, MiningSection
+from core.config.learner_watch import AlarmsSection, TrackingSection
 from core.config.section import Section
 
 
@@ -64,6 +67,7 @@ _DEEPSPEED_KEYS = frozenset(
         "scheduler",
         "bf16",
         "fp16",
+        "sequence_parallel_size",
     }
 )
 
@@ -110,6 +114,8 @@ class ObjectiveSection(Section):
 class LearnerSection(Section):
     """GRPO and SFT on DeepSpeed."""
 
+    train: Literal["lora", "full"] = "lora"
+    """What is trained: an adapter, or all weights, which need a deployment of their own."""
     lora: LoraSection = LoraSection()
     """The adapter."""
     learning_rate: float = Field(default=3e-4, gt=0)
@@ -120,6 +126,12 @@ class LearnerSection(Section):
     """Passes over the demonstrations."""
     sft_batch: int = Field(default=16, ge=1)
     """Demonstrations per optimizer step."""
+    schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """How the learning rate goes on after the warm-up: it stays, or falls to 0 over ``decay_steps``."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the learning rate rises."""
+    decay_steps: int = Field(default=0, ge=0)
+    """Optimizer steps from the end of the warm-up to 0, with schedules that fall."""
     weight_decay: float = Field(default=0.0, ge=0)
     """AdamW's decay."""
     gradient_clipping: float = Field(default=1.0, ge=0)
@@ -141,10 +153,28 @@ class LearnerSection(Section):
     not plain causal attention."""
     share_prefixes: bool = True
     """What samples of a flat micro-batch have in common at their beginning is computed once."""
-    max_staleness: int = Field(default=1, ge=0)
-    """How many versions behind an Episode may be when it trains."""
+    max_staleness: int = Field(default=1, ge=0, le=8)
+    """How many versions behind an Episode may be when it trains; so many steps are sampled ahead, and no more."""
+    losses: LossWeightsSection = LossWeightsSection()
+    """What a GRPO step adds to its loss: demonstrations, its best attempts."""
+    live: LiveSection = LiveSection()
+    """Learning from traffic of clients."""
+    mining: MiningSection = MiningSection()
+    """Tasks from recorded Episodes."""
+    data: DataSection = DataSection()
+    """Which Tasks a step attempts."""
+    alarms: AlarmsSection = AlarmsSection()
+    """What is watched, and what ends a run."""
+    tracking: TrackingSection = TrackingSection()
+    """Where metrics go beside the store and Prometheus."""
     zero_stage: Literal[0, 1, 2, 3] = 0
     """DeepSpeed ZeRO stage: 1 shards optimizer states over ranks, 2 gradients too, 3 parameters too."""
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Of weights and activations; ``auto``: bfloat16 on a GPU, float32 elsewhere. The head and what follows it are
+    float32 always, and so are the optimizer's own copies of what is trained."""
+    sequence_parallel: int = Field(default=1, ge=1)
+    """Ranks that share each row of tokens (Ulysses), for contexts that one GPU cannot hold; ZeRO stage 1 and above.
+    It divides the number of ranks and the model's attention heads."""
     offload_optimizer: bool = False
     """Keep optimizer states in main memory; ZeRO stage 1 and above."""
     offload_parameters: bool = False
@@ -159,6 +189,9 @@ class LearnerSection(Section):
     """Longest wait for the Episodes of one step."""
     keep_resume_states: int = Field(default=2, ge=1)
     """Newest DeepSpeed states kept for exact resume."""
+    keep_checkpoints: int = Field(default=0, ge=0)
+    """Newest versions of a Policy whose checkpoint folders stay in every case; of older ones only those that traffic,
+    a release, a pin or the run needs. 0: all stay."""
     metrics_port: int = Field(default=8433, ge=0, le=65535)
     """Prometheus port of the learner process; 0: none."""
     drafter: DrafterSection = DrafterSection()
@@ -170,6 +203,12 @@ class LearnerSection(Section):
             raise ValueError("learner.offload_optimizer needs learner.zero_stage 1, 2 or 3")
         if self.offload_parameters and self.zero_stage < 3:
             raise ValueError("learner.offload_parameters needs learner.zero_stage 3")
+        if self.sequence_parallel > 1 and self.zero_stage < 1:
+            raise ValueError("learner.sequence_parallel needs learner.zero_stage 1, 2 or 3")
+        if self.ranks > 1 and self.ranks % self.sequence_parallel:
+            raise ValueError("learner.sequence_parallel must divide learner.ranks")
+        if self.schedule != "constant" and not self.decay_steps:
+            raise ValueError(f"learner.schedule '{self.schedule}' needs learner.decay_steps")
         taken = sorted(set(self.deepspeed) & _DEEPSPEED_KEYS)
         if taken:
             raise ValueError(f"learner.deepspeed must not set {', '.join(taken)}: learner has own keys for that")

@@ -8,9 +8,12 @@ from typing import Literal
 
 from pydantic import Field, SecretStr, model_validator
 
+from core.config.experiments import ExperimentsSection
 from core.config.gateway import ContextSection, GatewaySection
 from core.config.learner import LearnerSection
 from core.config.outside import OutsideSection
+from core.config.registry import RegistrySection
+from core.config.release import ReleaseSection
 from core.config.sandbox import SandboxSection, WorkerSection
 from core.config.section import Section
 from core.config.serving import EngineSection, FleetSection
@@ -74,6 +77,12 @@ class HoneConfig(Section):
     """GRPO and SFT on DeepSpeed."""
     context: ContextSection = ContextSection()
     """Context budgets of tool loops."""
+    experiments: ExperimentsSection = ExperimentsSection()
+    """A/B Experiments and ramps on live traffic."""
+    registry: RegistrySection = RegistrySection()
+    """Signatures and retention of checkpoints."""
+    release: ReleaseSection = ReleaseSection()
+    """Candidates on their way to traffic."""
     outside: OutsideSection = OutsideSection()
     """Models of other providers."""
     log: LogSection = LogSection()

@@ -95,7 +95,9 @@ async def get_version(name: PathId, number: VersionNumber, gateway: GatewayParts
 @router.post("/{name}/promote", summary="Promote a PolicyVersion", responses=WRITE_ERRORS)
 async def promote(name: PathId, body: Promotion, gateway: GatewayParts, key: Writer) -> TrafficView:
     """Give the Policy's traffic to a version; 409 names the evidence that its release policy misses."""
-    move = await gateway.releases.promote(key, name, body.version, skip=body.skip, reason=body.reason)
+    move = await gateway.releases.promote(
+        key, name, body.version, skip=body.skip, reason=body.reason, expected=body.expected_promoted
+    )
     await gateway.routing.refresh()
     return _traffic_view(move)
 

@@ -91,6 +91,8 @@ class Promotion(Body):
     """Needed when steps are skipped."""
     skip: list[ReleaseStep] = []
     """Required steps to pass without evidence; they are recorded as missing."""
+    expected_promoted: VersionNumber | None = None
+    """The promoted version that the decision was made against; 409 where it is another by now."""
 
 
 class Rollback(Body):

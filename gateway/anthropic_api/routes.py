@@ -156,6 +156,7 @@ def _call(request: Request, caller: Caller, asked: MessagesRequest, request_id: 
         may_train=may_train(headers),
         token_exact=token_exact(headers),
         compacts=compacts_of(headers),
+        user=header_text(headers, b"x-hone-user"),
     )
 
 

@@ -24,6 +24,7 @@ from gateway.capture.prepared import PreparedCall, prepare_call, set_aside_form
 from gateway.capture.reader import CORRUPT, JournalReader
 from gateway.capture.record import CapturedCall
 from gateway.capture.redaction import Redactor
+from gateway.capture.withdrawn import without_withdrawn
 from store.events import TURNS
 from store.store import Store
 from store.unit_of_work import UnitOfWork
@@ -231,10 +232,12 @@ class Drain:
 
     async def _write(self, batch: Sequence[PreparedCall], *, extras: bool = True) -> tuple[int, Counter[str]]:
         """One transaction; the number of Turns that were new, and how those continue earlier ones."""
-        turns = [turn for prepared in batch for turn in prepared.turns]
         links: Counter[str] = Counter()
-        episodes = {prepared.episode.id: prepared.episode for prepared in batch if prepared.episode is not None}
         async with self._store.transaction() as work:
+            # What was withdrawn while it lay in the journal is dropped here: nothing of it comes back.
+            batch = await without_withdrawn(work, batch)
+            turns = [turn for prepared in batch for turn in prepared.turns]
+            episodes = {prepared.episode.id: prepared.episode for prepared in batch if prepared.episode is not None}
             # What an earlier try wrote, whose answer was lost, is there and stays.
             await work.episodes.add_many(list(episodes.values()))
             known = await work.turns.existing([turn.id for turn in turns]) if self._link is not None else set()

@@ -14,6 +14,22 @@ _NUMERIC = frozenset(b"-0123456789tf"[i : i + 1] for i in range(13))
 """First bytes of JSON's numbers, ``true`` and ``false``."""
 
 
+class ArmExposure(msgspec.Struct, array_like=True, kw_only=True, frozen=True):
+    """A call's part in an A/B Experiment. Fields are only ever appended, with defaults."""
+
+    experiment_id: str
+    arm: str
+    """As assigned."""
+    answered: str | None
+    """The arm that answered; None: none did."""
+    key: str
+    """What was hashed, as a digest."""
+    bucket: float
+    stage: int
+    reason: str
+    domain: str | None = None
+
+
 class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     """What the Turns of one request are made of.
 
@@ -73,6 +89,8 @@ class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     """Choice → version and first token of each run of tokens; empty: ``version`` sampled all."""
     unproven: bool = False
     """Weights that were never proven to be a version's may have sampled some of it: it never trains."""
+    exposure: ArmExposure | None = None
+    """Its part in an A/B Experiment."""
 
     @property
     def keeps_content(self) -> bool:

@@ -32,6 +32,9 @@ class Call:
     compacts: str | None = None
     """The Turn that this call continues with older tool results taken out of its messages."""
 
+    user: str | None = None
+    """The end user whom the request's header names."""
+
     @property
     def consent(self) -> bool:
         """Whether what is said may train."""

@@ -307,4 +307,5 @@ class EngineExchange:
             fallback_from=target.fallback_from,
             cached_tokens=None if usage is None else usage.cached_tokens,
             compacted=call.compacts is not None,
+            exposure=target.exposure,
         )

@@ -2,14 +2,17 @@
 
 import hashlib
 import time
+from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from types import TracebackType
+from typing import Protocol
 
 import msgspec
 import structlog
 
 from core import ids
 from core.errors import Conflict, NotFound
+from core.experiment import Experiment
 from gateway.episodes import Episodes, HeldEpisode
 from gateway.idempotency import LARGEST_REPLAY_BYTES, RecordedAnswer, RecordedAnswers
 from gateway.inference.base import Call
@@ -28,6 +31,26 @@ from gateway.upstream.base import BegunResponse
 log = structlog.get_logger(__name__)
 
 
+class Experiments(Protocol):
+    """Who may send a request to another version or Variant than its name means."""
+
+    running: Mapping[str, Experiment] | None
+    """Policy → what runs; None, where nothing does, costs a request one look."""
+
+    def open(self, service: "InferenceService", call: Call, request: InferenceRequest) -> "OpenExchange":
+        """The block of one call while something runs."""
+
+
+class NoExperiments:
+    """Nothing ever runs."""
+
+    running: Mapping[str, Experiment] | None = None
+
+    def open(self, service: "InferenceService", call: Call, request: InferenceRequest) -> "OpenExchange":
+        """See ``Experiments``."""
+        return OpenExchange(service, call, request)
+
+
 class InferenceService:
     """Implements ``gateway.inference.base.Inference``. A failing capture is counted and never shows in an answer."""
 
@@ -41,7 +64,9 @@ class InferenceService:
         exact: ExactTurns,
         recorder: Recorder,
         metrics: GatewayMetrics,
+        experiments: "Experiments | None" = None,
     ) -> None:
+        self.experiments: Experiments = experiments or NoExperiments()
         self.limits = limits
         self.episodes = episodes
         self.answers = answers
@@ -52,7 +77,9 @@ class InferenceService:
 
     def exchange(self, call: Call, request: InferenceRequest) -> "OpenExchange":
         """Send a request; inside the block its answer has begun. Raises as ``Inference.exchange``."""
-        return OpenExchange(self, call, request)
+        if self.experiments.running is None:
+            return OpenExchange(self, call, request)
+        return self.experiments.open(self, call, request)
 
 
 class OpenExchange:
@@ -170,7 +197,7 @@ class OpenExchange:
                 return None
             plan = self._plan(held)
             if self._exact is None:
-                self._begun = service.dispatch.begin(request, held, plan)
+                self._begun = service.dispatch.begin(self._request, held, plan)
         except BaseException:
             self._release()
             raise
@@ -210,7 +237,7 @@ class OpenExchange:
         plan = self._plan(held)
         # From here on the failure of what was begun is the dispatch's.
         begun, self._begun = self._begun, None
-        sent = await service.dispatch.send(request, held, plan, self._exact, caller.may_use, begun)
+        sent = await service.dispatch.send(self._request, held, plan, self._exact, caller.may_use, begun)
         return self._answer(sent, held)
 
     def _answer(self, sent: Sent, held: HeldEpisode) -> EngineExchange:

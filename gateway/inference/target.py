@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Raw
 
+from gateway.capture.record import ArmExposure
 from gateway.http.base import RawHeader
 from gateway.inference.request import CapturePlan
 from gateway.upstream.base import BegunResponse, UpstreamResponse
@@ -38,6 +39,8 @@ class Target:
     """Where the replica carries full weights: what tells those apart from later ones."""
     variant_reason: str | None = None
     """Why this Variant answers, where the request's name alone does not say so."""
+    exposure: ArmExposure | None = None
+    """Which arm of an A/B Experiment this is for one request."""
     headers: list[RawHeader] = field(init=False)
     """For the client: what answers."""
     label: str = field(init=False)

@@ -88,7 +88,7 @@ class InferenceEndpoint:
     def _opening(self, incoming: IncomingRequest, caller: Caller, request_id: str) -> OpenExchange:
         if not caller.may_infer:
             require_scope(caller.key, Scope.INFERENCE)
-        episode_id, idempotency_key, may_train, token_exact, compacts, latency = call_headers(incoming.headers)
+        episode_id, idempotency_key, may_train, token_exact, compacts, latency, user = call_headers(incoming.headers)
         request = parse_request(self._endpoint, incoming.body, latency)
         if request.store:
             check_metadata(request.metadata)
@@ -102,8 +102,9 @@ class InferenceEndpoint:
             request.store,
             token_exact,
             compacts,
+            user,
         )
-        return OpenExchange(self._inference, call, request)
+        return self._inference.exchange(call, request)
 
     async def answer(self, incoming: IncomingRequest, opening: OpenExchange, request_id: str, clock: float) -> None:
         """Answer a request that may have to wait for more than its engine."""

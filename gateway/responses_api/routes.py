@@ -55,6 +55,7 @@ def responses_router(service: ResponsesService) -> APIRouter:
             may_train=may_train(headers),
             token_exact=token_exact(headers),
             latency=latency_of(headers),
+            user=header_text(headers, b"x-hone-user"),
         )
         return await _answer(request, await service.begin(asked))
 

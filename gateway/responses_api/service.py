@@ -42,6 +42,8 @@ class Asked:
     may_train: bool = True
     token_exact: bool | None = None
     latency: Latency | None = None
+    user: str | None = None
+    """The end user whom a header names."""
 
 
 @dataclass(slots=True)
@@ -99,6 +101,7 @@ class ResponsesService:
             may_train=asked.may_train,
             token_exact=asked.token_exact,
             store=request.store,
+            user=asked.user,
         )
         plan = Plan(
             request=request,

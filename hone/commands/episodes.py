@@ -69,3 +69,20 @@ def show(
         screen.print(
             f"[yellow]{escape(verdict['verifier'])}[/] {escape(verdict['status'])} score {verdict['score']:.2f}"
         )
+
+
+@app.command()
+@clear_errors
+def withdraw(
+    episode_id: Annotated[str, typer.Argument(help="Id of the Episode.")],
+    yes: Annotated[bool, typer.Option("--yes", help="Do not ask.")] = False,
+) -> None:
+    """Erase an Episode and all that came of it; the versions that saw it are marked."""
+    if not yes:
+        typer.confirm(f"Erase {episode_id} for good?", abort=True)
+    with local_admin(load_settings()) as admin:
+        tombstone = admin.delete(f"/episodes/{episode_id}")
+    removed = ", ".join(f"{number} {name}" for name, number in sorted(tombstone["counts"].items()))
+    console().print(f"{escape(episode_id)} is gone ({removed}); proof: {tombstone['id']}")
+    if tombstone["versions"]:
+        console().print(f"versions that saw it: {escape(', '.join(tombstone['versions']))}")

@@ -11,6 +11,7 @@ from core.config.schema import HoneConfig
 from core.job import Job
 from core.task import Split, Task
 from hone.bootstrap import migrate
+from hone.commands import mined_tasks
 from hone.jobs import finished, nothing_to_check
 from hone.opened_store import opened_store
 from hone.output import clear_errors, console, table
@@ -19,6 +20,8 @@ from sandbox.domains.registry import domain_source
 from sandbox.task_folder import load_task_folder
 
 app = typer.Typer(no_args_is_help=True, help="Tasks and their Domains.")
+app.command("mine")(mined_tasks.mine)
+app.add_typer(mined_tasks.review, name="review")
 
 _RUN_TIMEOUT_SECONDS = 300.0
 

@@ -1,10 +1,12 @@
 """``hone tenants``: list, create, change, usage."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.markup import escape
 
+from core.errors import InvalidRequest
 from hone.admin_client import local_admin
 from hone.commands.allowances import (
     AllModels,
@@ -97,3 +99,30 @@ def usage(tenant_id: TenantId, month: Annotated[str | None, typer.Option(help="S
             f"${row['cost_microdollars'] / 1e6:,.2f}",
         )
     console().print(rows)
+
+
+@app.command()
+@clear_errors
+def erase(
+    tenant_id: TenantId,
+    confirm: Annotated[str | None, typer.Option(help="The Tenant's id once more; without it, you are asked.")] = None,
+) -> None:
+    """Erase a Tenant, its keys and everything that is held about it."""
+    said = confirm or typer.prompt(f"This cannot be undone. Type the id of the Tenant ({tenant_id})")
+    with local_admin(load_settings()) as admin:
+        tombstone = admin.delete(f"/tenants/{tenant_id}", confirm=said)
+    removed = ", ".join(f"{number} {name}" for name, number in sorted(tombstone["counts"].items()))
+    console().print(f"{escape(tenant_id)} is gone ({removed}); proof: {tombstone['id']}")
+
+
+@app.command()
+@clear_errors
+def export(
+    tenant_id: TenantId, file: Annotated[Path, typer.Argument(help="A new file, such as tenant.tar.gz.")]
+) -> None:
+    """Export everything that is held about a Tenant: JSON lines and a manifest, in a gzipped tar."""
+    if file.exists():
+        raise InvalidRequest(f"{file} exists already", hint="name a new file")
+    with local_admin(load_settings()) as admin:
+        size = admin.download(f"/tenants/{tenant_id}/export", file)
+    console().print(f"{size:,} bytes in {file}", markup=False)

@@ -7,8 +7,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from hone.demo.pictures import bars, curve
 from hone.demo.summary import Figures, Summary
+from hone.pictures import bars, curve
 
 _STYLE = """
 body{font:16px/1.5 system-ui,sans-serif;max-width:46rem;margin:2rem auto;padding:0 1rem;color:#222}

@@ -17,6 +17,11 @@ _TOOLS: dict[str, Callable[..., Tool]] = {
 }
 
 
+def tool_names() -> tuple[str, ...]:
+    """The names that a ToolSpec may have, sorted."""
+    return tuple(sorted(_TOOLS))
+
+
 def make_tools(specs: Sequence[ToolSpec]) -> dict[str, Tool]:
     """Name → tool, with each spec's options; raises TaskError for unknown names, options and repetitions."""
     tools: dict[str, Tool] = {}

@@ -51,6 +51,14 @@ class Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class JudgeModel(Protocol):
+    """A model that answers verifiers, through the gateway."""
+
+    async def judge(self, *, model: str, messages: tuple[Message, ...], max_tokens: int) -> str:
+        """The answer's text at temperature 0. Raises EngineError and its kin, or RequestError."""
+        ...
+
+
 class Verifier(Protocol):
     """Judges attempts. Any exception out of ``judge`` becomes an invalid Verdict, never a zero."""
 

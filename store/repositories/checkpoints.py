@@ -7,6 +7,7 @@ from sqlalchemy import select
 from core.errors import NotFound
 from core.policy import Checkpoint
 from store.connection import Connection
+from store.repositories.asked_prompts import AskedPrompts
 from store.repositories.base import Repository
 from store.tables.checkpoints import CHECKPOINTS
 from store.tables.lineage import LINEAGE
@@ -26,6 +27,10 @@ class Checkpoints(Repository[Checkpoint]):
         """One Checkpoint; raises NotFound."""
         return await self._get(checkpoint_id)
 
+    async def update(self, checkpoint: Checkpoint) -> None:
+        """Replace, to sign it; raises NotFound."""
+        await self._update(checkpoint)
+
     async def for_version(self, policy: str, version: int) -> Checkpoint:
         """The Checkpoint that a PolicyVersion points at; raises NotFound."""
         found = await self._first(self._where(self._select(), policy=policy, version=version))
@@ -41,7 +46,11 @@ class Lineage:
         self._connection = connection
 
     async def add_many(self, checkpoint_id: str, episode_ids: Sequence[str]) -> int:
-        """Note that a Checkpoint saw these Episodes; the number of new ones."""
+        """Note that a Checkpoint saw these Episodes; the number of new ones.
+
+        Raises TaskError when the Task of one of them, or a near-duplicate of its prompt, is held out.
+        """
+        await AskedPrompts(self._connection).train_on(episode_ids)
         statement = self._connection.insert(LINEAGE).on_conflict_do_nothing().returning(LINEAGE.c.episode_id)
         rows = [{"checkpoint_id": checkpoint_id, "episode_id": episode_id} for episode_id in episode_ids]
         return len(await self._connection.change_returning(statement, rows))

@@ -10,6 +10,8 @@ from store.repositories.base import Repository
 from store.tables.episode_groups import EPISODE_GROUPS
 from store.tables.episodes import EPISODES
 
+_PAGE = 1_000
+
 
 class Episodes(Repository[Episode]):
     """Episodes by id, with their lifecycle checked."""
@@ -29,6 +31,15 @@ class Episodes(Repository[Episode]):
     async def get(self, episode_id: str, *, lock: bool = False) -> Episode:
         """One Episode; raises NotFound."""
         return await self._get(episode_id, lock=lock)
+
+    async def get_many(self, episode_ids: Sequence[str]) -> Sequence[Episode]:
+        """Those of these Episodes that exist, in order of id."""
+        found: list[Episode] = []
+        for start in range(0, len(episode_ids), _PAGE):
+            chosen = list(episode_ids[start : start + _PAGE])
+            query = self._select().where(EPISODES.c.id.in_(chosen))
+            found += await self._all(query.order_by(EPISODES.c.id))
+        return found
 
     async def unfinished(self, *, created_before: float, limit: int = 1_000) -> Sequence[Episode]:
         """Episodes still running or not judged that began before a Unix time, oldest first."""

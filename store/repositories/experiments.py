@@ -1,5 +1,6 @@
 """Experiments and Assignments in the store."""
 
+from core.errors import Conflict
 from core.experiment import Assignment, Experiment
 from store.connection import Connection
 from store.repositories.base import Repository
@@ -17,9 +18,9 @@ class Experiments(Repository[Experiment]):
         """Add; raises Conflict when the id is taken."""
         await self._add(experiment)
 
-    async def get(self, experiment_id: str) -> Experiment:
+    async def get(self, experiment_id: str, *, lock: bool = False) -> Experiment:
         """One Experiment; raises NotFound."""
-        return await self._get(experiment_id)
+        return await self._get(experiment_id, lock=lock)
 
     async def list(self, policy: str | None = None, status: str | None = None) -> list[Experiment]:
         """Experiments (of a Policy, with a status), oldest first."""
@@ -27,7 +28,14 @@ class Experiments(Repository[Experiment]):
         return await self._all(query.order_by(EXPERIMENTS.c.created_at, EXPERIMENTS.c.id))
 
     async def update(self, experiment: Experiment) -> None:
-        """Replace; raises NotFound."""
+        """Replace; raises NotFound, and Conflict for one that was stopped and would run again.
+
+        Whoever moves a ramp on may have read it just before somebody else ended it.
+        """
+        stored = await self._get(experiment.id, lock=True)
+        if stored.status == "stopped" and experiment.status == "running":
+            why = stored.stopped_because or "no reason recorded"
+            raise Conflict(f"Experiment '{experiment.id}' was stopped meanwhile: {why}", hint="begin a new one")
         await self._update(experiment)
 
 

@@ -36,9 +36,9 @@ class Policies(Repository[Policy]):
         """Add a new Policy; raises Conflict when the name is taken."""
         await self._add(policy)
 
-    async def get(self, name: str) -> Policy:
-        """One Policy; raises NotFound."""
-        return await self._get(name)
+    async def get(self, name: str, *, lock: bool = False) -> Policy:
+        """One Policy; raises NotFound. With ``lock``, nobody else changes it before this transaction ends."""
+        return await self._get(name, lock=lock)
 
     async def list(self) -> list[Policy]:
         """All Policies in order of name."""

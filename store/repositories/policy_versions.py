@@ -25,7 +25,7 @@ class PolicyVersions(Repository[PolicyVersion]):
         policy: str,
         *,
         kind: Literal["base", "lora", "full"],
-        origin: Literal["base", "sft", "grpo", "imported"],
+        origin: Literal["base", "sft", "grpo", "live", "imported"],
         parent_version: int | None = None,
         checkpoint_id: str | None = None,
         pins: tuple[str, ...] = (),

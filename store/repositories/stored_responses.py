@@ -8,6 +8,7 @@ from core.errors import NotFound
 from core.stored_response import StoredResponse
 from store.connection import Connection
 from store.repositories.base import Repository
+from store.repositories.tombstones import Withdrawals
 from store.tables.stored_responses import STORED_RESPONSES
 
 
@@ -18,8 +19,10 @@ class StoredResponses(Repository[StoredResponse]):
         super().__init__(connection, StoredResponse, STORED_RESPONSES)
 
     async def add(self, stored: StoredResponse) -> None:
-        """Add a new one; raises Conflict."""
-        await self._add(stored)
+        """Add a new one; raises Conflict. Of a withdrawn Episode or an erased Tenant nothing is kept."""
+        episodes, tenants = await Withdrawals(self._connection).refused([stored.episode_id], [stored.tenant_id])
+        if not episodes and not tenants:
+            await self._add(stored)
 
     async def get(self, tenant_id: str, response_id: str) -> StoredResponse:
         """One response of the Tenant; raises NotFound."""

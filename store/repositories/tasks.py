@@ -7,6 +7,7 @@ from sqlalchemy import Select, func, select
 
 from core.task import Split, Task
 from store.connection import Connection
+from store.repositories.asked_prompts import AskedPrompts
 from store.repositories.base import Repository
 from store.tables.tasks import TASKS
 
@@ -18,7 +19,11 @@ class Tasks(Repository[Task]):
         super().__init__(connection, Task, TASKS)
 
     async def add_many(self, tasks: Sequence[Task]) -> int:
-        """Add those not known yet; the number of new ones."""
+        """Add those not known yet; the number of new ones.
+
+        Raises TaskError when a held-out one, or a near-duplicate of its prompt, was trained on.
+        """
+        await AskedPrompts(self._connection).hold_out([task for task in tasks if task.split == "heldout"])
         return await self._add_new(tasks)
 
     async def get(self, task_id: str) -> Task:

@@ -3,6 +3,7 @@
 from store.tables.aliases import ALIASES
 from store.tables.api_keys import API_KEYS
 from store.tables.arm_outcomes import ARM_OUTCOMES
+from store.tables.asked_prompts import ASKED_PROMPTS
 from store.tables.assignments import ASSIGNMENTS
 from store.tables.audit_records import AUDIT_RECORDS
 from store.tables.bases import BASES
@@ -27,8 +28,11 @@ from store.tables.release_runs import RELEASE_RUNS
 from store.tables.releases import RELEASES
 from store.tables.rewards import REWARDS
 from store.tables.sameness_checks import SAMENESS_CHECKS
+from store.tables.shadow_pairs import SHADOW_PAIRS
 from store.tables.stored_completions import STORED_COMPLETION_METADATA, STORED_COMPLETIONS
 from store.tables.stored_responses import STORED_RESPONSES
+from store.tables.suite_results import SUITE_RESULTS
+from store.tables.suites import SUITES
 from store.tables.tasks import TASKS
 from store.tables.tenants import TENANTS
 from store.tables.tombstones import TOMBSTONES, WITHDRAWALS
@@ -41,6 +45,7 @@ __all__ = (
     "ALIASES",
     "API_KEYS",
     "ARM_OUTCOMES",
+    "ASKED_PROMPTS",
     "ASSIGNMENTS",
     "AUDIT_RECORDS",
     "BASES",
@@ -65,9 +70,12 @@ __all__ = (
     "RELEASE_RUNS",
     "REWARDS",
     "SAMENESS_CHECKS",
+    "SHADOW_PAIRS",
     "STORED_COMPLETIONS",
     "STORED_COMPLETION_METADATA",
     "STORED_RESPONSES",
+    "SUITES",
+    "SUITE_RESULTS",
     "TASKS",
     "TENANTS",
     "TOMBSTONES",

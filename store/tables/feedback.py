@@ -19,4 +19,5 @@ FEEDBACK = Table(
     UniqueConstraint("tenant_id", "idempotency_key"),
     Index(None, "episode_id", "created_at", "id"),
     Index(None, "tenant_id", "created_at", "id"),
+    Index(None, "created_at"),
 )

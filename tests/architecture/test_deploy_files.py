@@ -18,7 +18,7 @@ DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 def test_compose_has_every_process_and_service():
     """The compose file runs each Hone process, PostgreSQL, Redis and Prometheus."""
     assert set(COMPOSE["services"]) == {
-        "postgres", "redis", "prepare", "gateway", "fleet", "worker", "learner", "prometheus",
+        "postgres", "redis", "prepare", "gateway", "fleet", "worker", "learner", "release", "prometheus",
     }  # fmt: skip
 
 

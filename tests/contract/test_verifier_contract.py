@@ -1,5 +1,6 @@
 """What every verifier promises, whatever a policy wrote."""
 
+import json
 from dataclasses import dataclass, field
 
 import pytest
@@ -23,6 +24,7 @@ class Case:
     right: str
     wrong: str
     right_output: str = ""
+    right_files: dict = field(default_factory=dict)
     examples: int = field(default=40)
 
 
@@ -33,10 +35,18 @@ def _gym_answer():
 
 CASES = {
     "exact": lambda: Case({"expected": "yes"}, "yes\n", "no"),
+    "file_content": lambda: Case({"expected": {"a.txt": "x 1"}}, "done", "done", right_files={"a.txt": "x 1\n"}),
+    "refusal": lambda: Case({"expected": "refuse"}, "I'm sorry, but I can't help with that.", "Sure: first, take"),
     "json_answer": lambda: Case({"expected": {"a": 1}}, '{"a": 1}', '{"a": true}'),
     "length": lambda: Case({"maximum": 3}, "abc", "abcd"),
     "reasoning_gym": lambda: Case({"dataset": "chain_sum", "seed": 1, "index": 0}, _gym_answer(), "x"),
     "tool_call": lambda: Case({"name": "python"}, '{"name":"python","arguments":{}}', "{}"),
+    "json_schema": lambda: Case(
+        {"json_schema": {"type": "object", "required": ["a"], "properties": {"a": {"type": "integer"}}}},
+        '{"a": 1}',
+        '{"a": "one"}',
+    ),
+    "rubric": lambda: Case({"model": "judge", "rubric": "says four"}, "four", "five"),
     "tool_output": lambda: Case({"expected": "3"}, "any text", "3", right_output="3\n"),
     "unit_tests": lambda: Case(
         {"function": "f", "tests": [{"args": [2], "expected": 4}]},
@@ -47,7 +57,7 @@ CASES = {
 }
 
 
-def attempt(name, case, text, output=""):
+def attempt(name, case, text, output="", files=None):
     """An attempt with one answer and perhaps one tool result."""
     task = make_task(
         domain="d",
@@ -67,12 +77,22 @@ def attempt(name, case, text, output=""):
         messages=task.messages,
         responses=({"role": "assistant", "content": text},),
         tool_results=results,
+        files=files or {},
     )
+
+
+class LiteralJudge:
+    """A judge model that is content with the word that the rubric names."""
+
+    async def judge(self, *, model, messages, max_tokens):
+        """Full marks or none."""
+        shown = json.loads(messages[-1]["content"])
+        return json.dumps({"score": 10 if shown["answer"] in shown["rubric"] else 0, "reason": "so"})
 
 
 async def judge(judged):
     """The only Verdict."""
-    (verdict,) = await judge_attempt(judged, make_verifiers(judged.task, DirectRuntime()))
+    (verdict,) = await judge_attempt(judged, make_verifiers(judged.task, DirectRuntime(), LiteralJudge()))
     return verdict
 
 
@@ -85,7 +105,7 @@ def test_every_verifier_has_a_case():
 async def test_right_and_wrong_answers_are_told_apart(name):
     """The right answer scores 1 with success, the wrong one less and without; twice the same way."""
     case = CASES[name]()
-    right = await judge(attempt(name, case, case.right, case.right_output))
+    right = await judge(attempt(name, case, case.right, case.right_output, case.right_files))
     assert (right.score, right.success, right.status) == (1.0, True, VerdictStatus.SCORED)
     wrong = [await judge(attempt(name, case, case.wrong)) for _ in range(2)]
     assert not wrong[0].success and wrong[0].score < 1.0

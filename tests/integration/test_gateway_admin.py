@@ -10,7 +10,7 @@ from core.access import Scope
 from core.job import JobStatus
 from core.policy import Policy
 from core.release import Release, ReleaseStatus
-from core.run import TrainingRun
+from core.run import StepMetrics, TrainingRun
 from tests import nouns
 from tests.gateway_harness import BASE, POLICY, QUESTION, Harness, hone_headers, running_gateway
 
@@ -238,12 +238,21 @@ async def test_runs_evaluations_and_deployments_are_listed(harness: Harness):
     run = TrainingRun(
         id="run_a", policy=POLICY, algorithm="grpo", start_version=0, domains=("sums",), planned_steps=1, seed=1
     )
+    steps = tuple(StepMetrics(step=step, version=1, loss=0.0, gradient_norm=0.0) for step in (1, 2))
     async with harness.store.transaction() as work:
         await work.runs.put(run)
+        await work.runs.put(run.model_copy(update={"id": "run_b", "steps": steps}))
+        await work.checkpoints.add(nouns.checkpoint(id="ckpt_a", policy=POLICY, version=1))
+        await work.lineage.add_many("ckpt_a", ["ep_2", "ep_1"])
         await work.evaluations.add(nouns.evaluation())
-    assert (await harness.admin("GET", "/runs"))[1][0]["id"] == "run_a"
+    assert {one["id"] for one in (await harness.admin("GET", "/runs"))[1]} == {"run_a", "run_b"}
     assert (await harness.admin("GET", "/runs/run_a"))[1]["algorithm"] == "grpo"
     assert (await harness.admin("GET", "/runs/none"))[0] == 404
+    assert (await harness.admin("GET", "/runs/run_a/lineage"))[1] == []
+    # The second step published nothing: its version is the first's.
+    saw = {"step": 1, "version": 1, "checkpoint_id": "ckpt_a", "episode_ids": ["ep_1", "ep_2"]}
+    assert (await harness.admin("GET", "/runs/run_b/lineage"))[1] == [saw]
+    assert (await harness.admin("GET", "/runs/none/lineage"))[0] == 404
     assert len((await harness.admin("GET", "/evaluations"))[1]) == 1
     assert (await harness.admin("GET", "/evaluations?version=2"))[1] == []
     assert (await harness.admin("GET", "/deployments"))[1][0]["loaded"][0]["policy"] == POLICY

@@ -101,10 +101,18 @@ def test_no_move_breaks_the_transition_table(candidate, holder):
         candidate
     ) and ReleaseStatus.RETIRED in RELEASE_TRANSITIONS.successors(holder)
     if allowed:
-        decide_promotion(policy(), version(), release, displaced)
+        decide_promotion(policy(), version(), release, displaced, reason="tried again")
     else:
         with pytest.raises(InvalidTransition):
-            decide_promotion(policy(), version(), release, displaced)
+            decide_promotion(policy(), version(), release, displaced, reason="tried again")
+
+
+def test_what_was_rolled_back_comes_again_only_with_a_reason():
+    """Evidence alone promotes no frozen candidate: somebody must answer for it."""
+    frozen = nouns.release(evidence=ALL, status=ReleaseStatus.ROLLED_BACK)
+    with pytest.raises(Conflict, match="rolled back"):
+        decide_promotion(policy(), version(), frozen, current(0))
+    assert decide_promotion(policy(), version(), frozen, current(0), reason="a false alarm").promoted.version == 1
 
 
 def test_promoting_what_is_promoted_is_a_conflict():

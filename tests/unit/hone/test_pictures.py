@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from core.statistics.intervals import Interval
-from hone.demo.pictures import bars, curve
+from hone.pictures import bars, curve
 
 SVG = "{http://www.w3.org/2000/svg}"
 shares = st.floats(0, 1)

@@ -18,6 +18,7 @@ def batch(advantages: list[list[float]], behaviour: list[list[float]]) -> Tensor
         behaviour_logprobs=torch.tensor(behaviour),
         advantages=gain,
         sequences=rows,
+        owners=rows,
         sequence_tokens=torch.full(gain.shape, float(gain.shape[1])),
         episodes=float(gain.shape[0]),
         predecessors=None,

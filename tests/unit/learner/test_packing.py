@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from core.errors import LearnerError
 from core.sample import TrainingSample
-from learner.packing import MicroBatch, pack, pack_for_ranks
+from learner.packing import MicroBatch, pack, pack_for_ranks, step_cost
 
 
 @st.composite
@@ -168,6 +168,44 @@ def test_ranks_get_equally_many_batches_and_no_token_twice(samples, ranks) -> No
     assert sum(batch.loss_tokens for batches in dealt for batch in batches) == sum(
         sum(sample.loss_mask) for sample in samples
     )
+
+
+@pytest.mark.parametrize("layout", ["flat", "padded"])
+@given(samples=sample_lists, ranks=st.integers(2, 4))
+def test_halving_makes_no_step_longer_and_loses_nothing(layout, samples, ranks) -> None:
+    """Over ranks that wait for one another a step takes at most what it takes with the micro-batches of one rank."""
+    whole = [batch.cost for batch in pack(samples, token_budget=12, layout=layout)]
+    dealt = pack_for_ranks(samples, token_budget=12, ranks=ranks, layout=layout)
+    slots = [max(batch.cost for batch in turn) for turn in zip(*dealt, strict=True)]
+    assert sum(slots) <= step_cost(whole, ranks) + 1e-9
+    batches = [batch for rank in dealt for batch in rank]
+    found = Counter(values for batch in batches for _, values in learned_in(batch))
+    assert found == Counter(values for sample in samples for values in learned(sample))
+    totals = Counter()
+    for sample in samples:
+        totals[sample.episode_id] += sum(sample.loss_mask)
+    assert sum(len(batch.first_samples) for batch in batches) == sum(total > 0 for total in totals.values())
+
+
+def test_one_micro_batch_is_halved_for_two_ranks() -> None:
+    """No rank idles where samples can be shared out."""
+    samples = [
+        TrainingSample(
+            episode_id=f"ep_{index}",
+            group_id="grp_1",
+            domain=None,
+            tokens=(index + 1,) * 8,
+            loss_mask=(0, *(1,) * 7),
+            behaviour_logprobs=(0.0, *(-1.0,) * 7),
+            advantages=(0.0, *(1.0,) * 7),
+            versions=(-1, *(1,) * 7),
+        )
+        for index in range(4)
+    ]
+    ((one,), (other,)) = pack_for_ranks(samples, token_budget=100, ranks=2)
+    assert one.loss_tokens == other.loss_tokens == 14
+    assert step_cost([4.0, 1.0, 1.0], 2) == 5.0
+    assert step_cost([2.0, 2.0, 1.0, 1.0], 2) == 3.0
 
 
 @given(samples=st.lists(training_samples(), min_size=2, max_size=10))

@@ -1,18 +1,14 @@
-"""Which Tasks a step sees, how demonstrations become samples, and the shuffled-reward control."""
-
-from collections import Counter
+"""How demonstrations become samples, their order, and the shuffled-reward control."""
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from core.config.learner import LearnerSection
-from core.errors import ConfigurationError, LearnerError, TaskError
+from core.errors import ConfigurationError, TaskError
 from learner.grpo_batch import shuffle_rewards
 from learner.intake import Attempt
 from learner.main import apply_overrides
 from learner.sft_data import demonstration_samples, load_tokenizer
-from learner.task_order import order_of_pass, tasks_of_step
+from learner.task_order import order_of_pass
 from tests import nouns
 
 
@@ -27,27 +23,6 @@ def test_demonstration_is_learned_after_the_rendered_prompt(base_path) -> None:
     assert list(sample.loss_mask) == [0] * len(prompt) + [1] * len(answer)
     with pytest.raises(TaskError, match="demonstration"):
         demonstration_samples([nouns.task()], tokenizer)
-
-
-@given(seed=st.integers(0, 99), step=st.integers(0, 30), size=st.integers(1, 6))
-def test_tasks_are_a_function_of_seed_and_step(seed: int, step: int, size: int) -> None:
-    """Asking twice gives the same Tasks, and consecutive steps walk through all Tasks before repeating one."""
-    tasks = {"a": [f"a{index}" for index in range(5)], "b": [f"b{index}" for index in range(5)]}
-    quotas = {"a": 1.0, "b": 1.0}
-    chosen = tasks_of_step(tasks, quotas, seed=seed, step=step, size=size)
-    assert chosen == tasks_of_step(tasks, quotas, seed=seed, step=step, size=size)
-    walk = [name for index in range(10) for name in tasks_of_step(tasks, quotas, seed=seed, step=index, size=1)]
-    assert sorted(walk) == sorted(tasks["a"] + tasks["b"])
-
-
-def test_domains_share_the_slots_by_quota() -> None:
-    """A Domain with three times the quota gets three quarters; an empty one and one with quota 0 get nothing."""
-    tasks = {"a": ["a1", "a2"], "b": ["b1"], "c": ["c1"], "empty": []}
-    quotas = {"a": 3.0, "b": 1.0, "c": 0.0, "empty": 5.0}
-    chosen = tasks_of_step(tasks, quotas, seed=1, step=0, size=40)
-    assert Counter(name[0] for name in chosen) == {"a": 30, "b": 10}
-    with pytest.raises(LearnerError, match="no Task"):
-        tasks_of_step({"empty": []}, {}, seed=1, step=0, size=1)
 
 
 def test_every_pass_is_another_permutation() -> None:

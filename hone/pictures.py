@@ -1,5 +1,6 @@
-"""Pictures as SVG text: a curve and bars with intervals. Everything written into them is escaped."""
+"""Pictures as SVG text: curves, and bars with intervals. Everything written into them is escaped."""
 
+import math
 from collections.abc import Sequence
 from html import escape
 
@@ -9,7 +10,10 @@ _WIDTH, _HEIGHT = 640, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 16, 20, 40
 _PLOT_WIDTH = _WIDTH - _LEFT - _RIGHT
 _PLOT_HEIGHT = _HEIGHT - _TOP - _BOTTOM
+_MOST_DOTS = 60
 _TICKS = (0.0, 0.25, 0.5, 0.75, 1.0)
+COLOURS = ("#4c78a8", "#3a9c5f", "#e08a3c", "#b279a2", "#c44e52", "#72b7b2", "#9aa5b1", "#8a6d3b")
+"""Of series, in order."""
 
 
 def curve(series: Sequence[tuple[str, Sequence[float], str]], *, x_label: str, title: str) -> str:
@@ -25,6 +29,34 @@ def curve(series: Sequence[tuple[str, Sequence[float], str]], *, x_label: str, t
         parts.append(f'<rect x="{legend_x}" y="6" width="12" height="4" fill="{colour}"/>')
         parts.append(_text(legend_x + 18, 12, name, anchor="start"))
     step = max(1, longest // 12)
+    for index in range(0, longest, step):
+        parts.append(_text(_x(index, longest), _HEIGHT - _BOTTOM + 16, str(index + 1)))
+    return _svg(parts, title)
+
+
+def lines(series: Sequence[tuple[str, Sequence[float | None]]], *, x_label: str, title: str) -> str:
+    """Lines over steps 1..n on an axis from 0 (or the least value below it) to the largest value.
+
+    A value that is None or not finite is a gap.
+    """
+    known = [value for _, values in series for value in values if value is not None and math.isfinite(value)]
+    low, high = min([0.0, *known]), _rounded_up(max([0.0, *known]))
+    span = (high - low) or 1.0
+    longest = max((len(values) for _, values in series), default=1)
+    parts = [_scale(x_label, low, span)]
+    for position, (name, values) in enumerate(series):
+        colour = COLOURS[position % len(COLOURS)]
+        for run in _runs(values):
+            points = [(_x(index, longest), _y((value - low) / span)) for index, value in run]
+            path = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+            parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+            if longest <= _MOST_DOTS:
+                parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{colour}"/>' for x, y in points]
+        legend_x = _LEFT + 10 + (position % 4) * 145
+        legend_y = 6 + (position // 4) * 14
+        parts.append(f'<rect x="{legend_x}" y="{legend_y}" width="12" height="4" fill="{colour}"/>')
+        parts.append(_text(legend_x + 18, legend_y + 6, name, anchor="start"))
+    step = max(1, math.ceil(longest / 12))
     for index in range(0, longest, step):
         parts.append(_text(_x(index, longest), _HEIGHT - _BOTTOM + 16, str(index + 1)))
     return _svg(parts, title)
@@ -61,6 +93,35 @@ def _axes(x_label: str) -> str:
     if x_label:
         parts.append(_text(_LEFT + _PLOT_WIDTH / 2, _HEIGHT - 6, x_label))
     return "".join(parts)
+
+
+def _scale(x_label: str, low: float, span: float) -> str:
+    parts = []
+    for tick in _TICKS:
+        y = _y(tick)
+        parts.append(f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - _RIGHT}" stroke="#ddd"/>')
+        parts.append(_text(_LEFT - 6, y + 4, f"{low + tick * span:.3g}", anchor="end"))
+    parts.append(_text(_LEFT + _PLOT_WIDTH / 2, _HEIGHT - 6, x_label))
+    return "".join(parts)
+
+
+def _runs(values: Sequence[float | None]) -> list[list[tuple[int, float]]]:
+    """The stretches without a gap, with their places."""
+    runs: list[list[tuple[int, float]]] = [[]]
+    for index, value in enumerate(values):
+        if value is not None and math.isfinite(value):
+            runs[-1].append((index, value))
+        elif runs[-1]:
+            runs.append([])
+    return [run for run in runs if run]
+
+
+def _rounded_up(value: float) -> float:
+    """The next of 1, 2, 4, 5, 8, 10 times a power of ten, so that ticks read well."""
+    if value <= 0 or not math.isfinite(value):
+        return 1.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next((step * power for step in (1, 2, 4, 5, 8, 10) if value <= step * power), value)
 
 
 def _x(index: int, count: int) -> float:

@@ -1,0 +1,1 @@
+"""A/B Experiments on live traffic: who gets which arm, what came of it, and the way back."""

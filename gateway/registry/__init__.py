@@ -1,0 +1,1 @@
+"""Names, notes, lineage, signatures and retention of PolicyVersions."""

@@ -1,0 +1,1 @@
+"""The release controller: takes a candidate by its ReleasePlan from evaluation to all traffic, or ends it."""

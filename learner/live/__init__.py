@@ -1,0 +1,1 @@
+"""Learning from consented traffic of clients."""

@@ -1,0 +1,1 @@
+"""Where a run's metrics go beside the store and Prometheus."""

@@ -1,0 +1,1 @@
+"""Tasks from recorded Episodes of clients."""
