@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from core.access import ApiKey
 from core.alias import FOLLOWING, Alias, alias_versions
 from core.config.schema import HoneConfig
-from core.errors import ConfigurationError, Conflict, HoneError, NotFound
+from core.errors import Conflict, HoneError, NotFound
 from core.noun import now
 from core.policy import Checkpoint, PolicyVersion
 from core.retention import prunable
@@ -93,11 +93,11 @@ class VersionDesk:
     async def sign(self, key: ApiKey, policy: str, number: int) -> Checkpoint:
         """Sign a Checkpoint that was made while signing was off; its folder must match its checksum.
 
-        Raises NotFound, ConfigurationError where signing is off, Conflict for a folder that does not match.
+        Raises NotFound, and Conflict where signing is off or for a folder that does not match.
         """
         signer = signer_of(self._config)
         if signer is None:
-            raise ConfigurationError("registry.signing is off", hint="turn it on and start the gateway again")
+            raise Conflict("registry.signing is off", hint="turn it on and start the gateway again")
         async with self._store.reading() as work:
             checkpoint = await work.checkpoints.for_version(policy, number)
         found = await asyncio.to_thread(folder_checksum, Path(checkpoint.path))
