@@ -70,6 +70,8 @@ class Assignment(Noun):
     reason: str = "hash"
     turn_id: str | None = None
     """The Turn of first exposure."""
+    tenant_id: str | None = None
+    """Whose key it is: it goes with the Tenant."""
     stage: int = 0
     """Stage of the ramp at first exposure."""
     created_at: float = Field(default_factory=now)

@@ -64,3 +64,9 @@ class LiveState(Noun):
     """By Domain."""
     trained: dict[str, str] = Field(default_factory=dict)
     """Episodes that made this very version → digest of what was said about them then."""
+    learned: dict[str, str] = Field(default_factory=dict)
+    """What of it made this very version, by ``core.live_signals.lessons_of``: lesson → digest."""
+    taken: dict[str, int] = Field(default_factory=dict)
+    """Episodes that ``run_id`` has trained on so far, by tenant."""
+    run_id: str | None = None
+    """The TrainingRun that made this version."""

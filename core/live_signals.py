@@ -35,7 +35,7 @@ class Said:
         statements = sorted(
             (one.subject, one.name, one.kind.value, json.dumps(one.value, sort_keys=True)) for one in self.feedback
         )
-        return hashlib.sha256(json.dumps([statements, self.judged]).encode()).hexdigest()[:32]
+        return _digest([statements, self.judged])
 
     @property
     def newest(self) -> float:
@@ -85,6 +85,35 @@ def read_signal(said: Said, turns: Sequence[Turn], config: LiveSection) -> LiveS
     )
 
 
+def lessons_of(said: Said, signal: LiveSignal, turns: Sequence[Turn], config: LiveSection) -> dict[str, str]:
+    """Each single thing that ``signal`` teaches → a digest of it: what stays the same is not to be learned twice."""
+    found: dict[str, object] = dict(signal.rewards)
+    if signal.whole is not None and any(turn.id not in signal.rewards for turn in turns):
+        found[said.episode.id] = signal.whole
+    found |= {preference_lesson(better, worse): True for better, worse in signal.preferences}
+    for turn_id, message in signal.demonstrations.items():
+        found[demonstration_lesson(turn_id)] = message
+        reward = signal.rewards.get(turn_id, signal.whole)
+        if reward is not None and reward < config.rejected_below:
+            found[correction_lesson(turn_id)] = message
+    return {lesson: _digest([lesson, value]) for lesson, value in found.items()}
+
+
+def preference_lesson(better: str, worse: str) -> str:
+    """Of two Turns' ids."""
+    return f"{better}>{worse}"
+
+
+def demonstration_lesson(turn_id: str) -> str:
+    """That a Turn's answer should have been another one."""
+    return f"{turn_id}:demonstration"
+
+
+def correction_lesson(turn_id: str) -> str:
+    """That the demonstration is better than the answer that was given."""
+    return f"{turn_id}:correction"
+
+
 def reward_of(value: FeedbackValue, worth: FeedbackRewardSection) -> float | None:
     """A value of Feedback as a reward from 0 to 1; None for what is no number."""
     if not isinstance(value, bool | int | float):
@@ -129,6 +158,10 @@ def _preferences(
                 pairs[better.id, worse.id] = None
     # What was said both ways round says nothing.
     return tuple(pair for pair in pairs if pair[::-1] not in pairs)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def _same_request(one: Turn, other: Turn) -> bool:

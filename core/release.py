@@ -31,10 +31,11 @@ RELEASE_TRANSITIONS = TransitionTable(
         _S.SHADOWING: frozenset({_S.RAMPING, _S.PROMOTED, _S.REJECTED}),
         _S.RAMPING: frozenset({_S.PROMOTED, _S.REJECTED, _S.ROLLED_BACK}),
         _S.PROMOTED: frozenset({_S.RETIRED, _S.ROLLED_BACK}),
-        # A rollback brings a retired version back; a rolled-back one may be tried again by an operator.
+        # A rollback brings a retired version back; a rolled-back one may be tried again by an operator, at once or
+        # by a new release from the start.
         _S.RETIRED: frozenset({_S.PROMOTED}),
         _S.REJECTED: frozenset(),
-        _S.ROLLED_BACK: frozenset({_S.PROMOTED, _S.RETIRED}),
+        _S.ROLLED_BACK: frozenset({_S.PROMOTED, _S.RETIRED, _S.CANDIDATE}),
     },
 )
 

@@ -44,7 +44,9 @@ class ReleasePlan(Noun):
     suites: tuple[str, ...] = Field(min_length=1)
     """Evaluated against the promoted version and the Base."""
     shadow: ShadowPlan = ShadowPlan()
-    ramp: tuple[RampStage, ...] = tuple(RampStage(share=share) for share in (0.01, 0.05, 0.2, 0.5, 1.0))
+    ramp: tuple[RampStage, ...] = Field(
+        default=tuple(RampStage(share=share) for share in (0.01, 0.05, 0.2, 0.5, 1.0)), min_length=1
+    )
     key: Literal["user", "episode", "api_key"] = "episode"
     """What sticks to an arm: ``user``, ``episode`` or ``api_key``."""
     guardrails: Guardrails = Guardrails()
@@ -52,9 +54,9 @@ class ReleasePlan(Noun):
     ramp_primary: Literal["no_harm", "not_worse", "better"] = "no_harm"
     """What live rewards must show before all traffic moves: that no loss is proven; that the candidate is no worse
     than by its margins; that it gains in a target Domain as well."""
-    approvals: tuple[str, ...] = ()
-    """Steps after which somebody with ``admin:write`` must approve: ``evaluation``, ``shadow``, ``ramp``."""
-    notify_url: str | None = None
+    approvals: tuple[ReleaseStep, ...] = ()
+    """Steps after which somebody with ``admin:write`` must approve; each is one of ``steps``."""
+    notify_url: str | None = Field(default=None, max_length=2000, pattern=r"^https?://")
     """Webhook that gets each decision as JSON."""
     max_seconds: float = Field(default=7 * 86_400.0, gt=0)
     """From start to decision; then the candidate is rejected."""
@@ -64,6 +66,13 @@ class ReleasePlan(Noun):
         shares = [stage.share for stage in self.ramp]
         if shares != sorted(set(shares)):
             raise ValueError("the shares of a ramp grow from stage to stage")
+        return self
+
+    @model_validator(mode="after")
+    def _approvals_are_reached(self) -> "ReleasePlan":
+        absent = [step.value for step in self.approvals if step not in self.steps]
+        if absent:
+            raise ValueError(f"approvals name steps that the plan does not have: {', '.join(absent)}")
         return self
 
     def guardrails_with_limits(self) -> Guardrails:

@@ -37,7 +37,10 @@ class ShadowPair(Noun):
     candidate_score: float | None = Field(default=None, ge=0.0, le=1.0)
     primary_seconds: float | None = None
     candidate_seconds: float | None = None
+    primary_tokens: int = 0
     candidate_tokens: int = 0
+    primary_events: tuple[str, ...] = ()
+    """Bad events of the client's answer, by the same rules."""
     candidate_events: tuple[str, ...] = ()
     """Bad events of the candidate's answer by guardrail name: ``error``, ``invalid_tool_call``, ``refusal``, …"""
     judged_by: str | None = None

@@ -81,6 +81,8 @@ class Turn(Noun):
     timing: Timing
     request_id: str
     idempotency_key: str | None = None
+    consented: bool = False
+    """Consent to train was granted for this very call, whatever became of its tokens."""
     trainable: bool = False
     """Consent was granted for this Turn, and its tokens may be used."""
     created_at: float = Field(default_factory=now)
@@ -89,7 +91,7 @@ class Turn(Noun):
         """The Turn with nothing but counters: what is kept when neither consent nor ``store`` allows more."""
         empty: dict[str, Any] = {"messages": (), "response": {}, "sampling": {}, "prompt_ids": (), "output_ids": ()}
         closed = {"output_logprobs": (), "exact": False, "content_kept": False, "stored": False, "trainable": False}
-        return self.model_copy(update=empty | closed | {"thread": None})
+        return self.model_copy(update=empty | closed | {"thread": None, "consented": False})
 
     @property
     def version(self) -> int:

@@ -8,7 +8,6 @@ import json
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any
 
 from core.guardrails import NAN_LOGPROBS, Guardrails
 from core.message import Message
@@ -44,9 +43,16 @@ def _events(turn: Turn, guardrails: Guardrails) -> Iterable[str]:
         yield "low_acceptance"
     if any(not math.isfinite(value) for value in turn.output_logprobs):
         yield NAN_LOGPROBS
-    if refuses(turn.response) or turn.finish_reason == "content_filter":
+    if turn.finish_reason == "content_filter":
         yield "refusal"
-    if not _valid_calls(turn.response, turn.sampling):
+    yield from message_events(turn.response, turn.sampling.get("tools"))
+
+
+def message_events(message: Message, tools: object) -> Iterable[str]:
+    """What an answer's message says by itself; ``tools``: those that the request offered, as it sent them."""
+    if refuses(message):
+        yield "refusal"
+    if not _valid_calls(message, tools):
         yield "invalid_tool_call"
 
 
@@ -58,11 +64,11 @@ def refuses(message: Message) -> bool:
     return isinstance(content, str) and _REFUSAL.match(content) is not None
 
 
-def _valid_calls(message: Message, sampling: Mapping[str, Any]) -> bool:
+def _valid_calls(message: Message, tools: object) -> bool:
     calls = message.get("tool_calls") or ()
     if not isinstance(calls, list | tuple):
         return False
-    offered = _offered(sampling.get("tools"))
+    offered = _offered(tools)
     return all(_valid_call(call, offered) for call in calls)
 
 

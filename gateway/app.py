@@ -39,6 +39,7 @@ from gateway.release import ReleaseDesk
 from gateway.responses_api.routes import responses_router
 from gateway.responses_api.service import responses_service
 from gateway.routing import Routing
+from gateway.shadow.parts import ShadowParts
 from gateway.sibling_metrics import SiblingMetrics
 from gateway.state import Gateway
 from gateway.upstream.lean_client import LeanUpstream
@@ -108,6 +109,10 @@ def _assemble(
     outside = OutsideModels(config=config, metrics=metrics)
     limits = LeasedLimits(config=config, store=store, metrics=metrics)
     experiments = ExperimentParts.build(config=config, store=store, routing=routing, gateway_metrics=metrics)
+    shadow = ShadowParts.build(
+        config=config, store=store, routing=routing, upstream=upstream, gateway_metrics=metrics
+    )
+    experiments.live.followers.append(shadow.mirror.follow)
     inference = InferenceService(
         limits=limits,
         episodes=episodes,
@@ -117,6 +122,7 @@ def _assemble(
         recorder=recorder,
         metrics=metrics,
         experiments=experiments.live,
+        shadows=shadow.mirror,
     )
     authenticator = Authenticator(store=store)
     endpoints: dict[str, Endpoint] = {CHAT_PATH: "chat.completions", COMPLETIONS_PATH: "completions"}
@@ -147,4 +153,5 @@ def _assemble(
         siblings=siblings,
         hosted_tools=SandboxedTools(config=config),
         experiments=experiments,
+        shadow=shadow,
     )

@@ -198,6 +198,12 @@ class ReleaseDesk:
         await self._store.events.publish(POLICIES, {"policy": move.policy.name, "version": version})
 
 
+def check_files(version: PolicyVersion) -> None:
+    """Raise Conflict for a version whose checkpoint folder was deleted: no replica can load it again."""
+    if version.files_removed_at is not None:
+        raise Conflict(f"the files of '{version.label}' were deleted", hint="choose a version whose files are kept")
+
+
 def base_release(policy: str) -> Release:
     """The Release of version 0: the Base is what a new Policy's name means from the start."""
     return Release(
@@ -229,6 +235,7 @@ def _move(
 
 
 def _check_live(version: PolicyVersion) -> None:
+    check_files(version)
     # A replica carries one version of full weights: the promoted one is brought to it by being promoted, and until
     # it is there, probed, the one before answers. One that then fails is refused, and the promotion taken back.
     if version.kind == "full" and version.serving is not ServingStatus.REFUSED:

@@ -19,6 +19,7 @@ from gateway.recorder import Recorder
 from gateway.registry.desk import VersionDesk
 from gateway.release import ReleaseDesk
 from gateway.routing import Routing
+from gateway.shadow.parts import ShadowParts
 from gateway.sibling_metrics import SiblingMetrics
 from gateway.upstream.base import Upstream
 from store.store import Store
@@ -47,6 +48,7 @@ class Gateway:
     erasure: ErasureDesk
     hosted_tools: HostedTools
     experiments: ExperimentParts
+    shadow: ShadowParts
     siblings: SiblingMetrics | None = None
     """Metrics of all processes that share the port; None: this is the only one."""
 
@@ -58,7 +60,9 @@ class Gateway:
         await self.limits.start()
         await self.hosted_tools.start()
         await self.routing.start()
+        await self.shadow.start()
         await self.experiments.start()
+        await self.erasure.sweep.start()
         if self.siblings is not None:
             await self.siblings.start()
 
@@ -66,7 +70,9 @@ class Gateway:
         """Stop in the opposite order; the recorder drains last."""
         if self.siblings is not None:
             await self.siblings.stop()
+        await self.erasure.sweep.stop()
         await self.experiments.stop()
+        await self.shadow.stop()
         await self.routing.stop()
         await self.hosted_tools.stop()
         await self.limits.stop()

@@ -21,6 +21,7 @@ from hone.commands import (
     policies,
     release,
     runs,
+    shadow,
     tasks,
     tenants,
     versions,
@@ -47,6 +48,7 @@ app.add_typer(keys.app, name="keys")
 app.add_typer(drafters.app, name="drafters")
 app.add_typer(evaluations.app, name="eval")
 app.add_typer(experiments.app, name="experiments")
+app.add_typer(shadow.app, name="shadow")
 app.add_typer(versions.app, name="versions")
 app.add_typer(config.app, name="config")
 app.add_typer(fleet.app, name="fleet")

@@ -36,9 +36,10 @@ class ReleaseClient:
     def __init__(self, admin: AdminCalls) -> None:
         self._admin = admin
 
-    def start(self, plan: ReleasePlan, version: int) -> ReleaseRun:
-        """Take a version by a plan."""
-        return _run(self._admin.post("/releases", {"version": version, "plan": plan.model_dump(mode="json")}))
+    def start(self, plan: ReleasePlan, version: int, reason: str | None = None) -> ReleaseRun:
+        """Take a version by a plan; one that was rolled back needs a reason."""
+        body: dict[str, Any] = {"version": version, "plan": plan.model_dump(mode="json")}
+        return _run(self._admin.post("/releases", body if reason is None else body | {"reason": reason}))
 
     def get(self, name: str) -> ReleaseRun:
         """All of a release."""

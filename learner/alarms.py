@@ -30,14 +30,14 @@ def alarms_of(step: StepMetrics, before: Sequence[StepMetrics], config: AlarmsSe
         found.append(Alarm(name="mismatch_kl", value=values["mismatch_kl"], limit=config.mismatch_kl))
     if config.ess and values.get("ess", 1.0) < config.ess:
         found.append(Alarm(name="ess", value=values["ess"], limit=config.ess))
-    trained = [earlier for earlier in before if "entropy" in earlier.values]
+    trained = _trained(before)
     found += _norm_alarms(step, trained, config) + _entropy_alarms(step, trained, config)
     return tuple(found)
 
 
 def stopping(steps: Sequence[StepMetrics], config: AlarmsSection) -> Alarm | None:
     """The alarm that ends the run after ``steps``, those that trained; None: it goes on."""
-    trained = [step for step in steps if "entropy" in step.values]
+    trained = _trained(steps)
     if not trained:
         return None
     for alarm in trained[-1].alarms:
@@ -48,6 +48,10 @@ def stopping(steps: Sequence[StepMetrics], config: AlarmsSection) -> Alarm | Non
         if len(recent) == patience and all(alarm.name in {one.name for one in step.alarms} for step in recent):
             return alarm
     return None
+
+
+def _trained(steps: Sequence[StepMetrics]) -> list[StepMetrics]:
+    return [step for step in steps if "train_seconds" in step.values]
 
 
 def _norm_alarms(step: StepMetrics, trained: Sequence[StepMetrics], config: AlarmsSection) -> list[Alarm]:
@@ -62,7 +66,8 @@ def _norm_alarms(step: StepMetrics, trained: Sequence[StepMetrics], config: Alar
 
 def _entropy_alarms(step: StepMetrics, trained: Sequence[StepMetrics], config: AlarmsSection) -> list[Alarm]:
     entropy = step.values.get("entropy")
-    if not config.entropy or entropy is None or len(trained) < _FIRST_STEPS:
+    known = [earlier.values["entropy"] for earlier in trained if "entropy" in earlier.values]
+    if not config.entropy or entropy is None or len(known) < _FIRST_STEPS:
         return []
-    limit = config.entropy * fmean(earlier.values["entropy"] for earlier in trained[:_FIRST_STEPS])
+    limit = config.entropy * fmean(known[:_FIRST_STEPS])
     return [Alarm(name="entropy", value=entropy, limit=limit)] if entropy < limit else []

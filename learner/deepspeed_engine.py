@@ -30,7 +30,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from core.config.learner import LearnerSection
-from core.errors import CorruptArtefact, Diverged, boundary
+from core.errors import CorruptArtefact, Diverged, HoneError, StoreError, StoreFull, boundary
 from learner.distributed import World
 from learner.schedule import rate_factor
 from learner.storage import storage_errors
@@ -124,12 +124,43 @@ class DeepSpeedEngine:
     def save(self, folder: Path, tag: str) -> None:
         """Write weights, optimizer, learning-rate schedule and each rank's random generators (all ranks).
 
-        Raises StoreFull or StoreError.
+        Raises StoreFull or StoreError, on every rank when one of them could not write.
         """
-        with storage_errors("writing the training state", folder):
-            self._engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=True)
-            torch.save(_generators(self._world), folder / f"generators-{self._world.rank}.pt")
-            self._world.wait_for_all()
+        failure: HoneError | None = None
+        try:
+            with storage_errors("writing the training state", folder), self._late_write_errors():
+                self._engine.save_checkpoint(str(folder), tag=tag, exclude_frozen_parameters=True)
+                torch.save(_generators(self._world), folder / f"generators-{self._world.rank}.pt")
+        except (StoreError, StoreFull) as error:
+            failure = error
+        failed = self._world.sum([float(failure is not None)])[0] > 0
+        if failure is not None:
+            raise failure
+        if failed:
+            raise StoreError(f"writing the training state: another rank could not write below {folder}")
+
+    @contextlib.contextmanager
+    def _late_write_errors(self) -> Iterator[None]:
+        """Inside, DeepSpeed's files fail to be written only at the end: there are barriers between them.
+
+        A rank that left early would meet the others' barrier with its next collective.
+        """
+        writer = self._engine.checkpoint_engine
+        write, errors = writer.save, []
+
+        def noted(*arguments: Any, **named: Any) -> Any:
+            try:
+                return write(*arguments, **named)
+            except Exception as error:  # noqa: BLE001 - of torch's writer, which raises many kinds; raised below
+                errors.append(error)
+
+        writer.save = noted
+        try:
+            yield
+        finally:
+            writer.save = write
+        if errors:
+            raise errors[0]
 
     def load(self, folder: Path, tag: str) -> None:
         """Restore what ``save`` wrote into a fresh engine (all ranks). Raises CorruptArtefact.
@@ -154,7 +185,11 @@ class DeepSpeedEngine:
             raise Diverged(f"the gradient norm is {self._norm}: training stopped before it harmed the policy")
 
     def _deepspeed_config(self, config: LearnerSection, world: World) -> dict[str, Any]:
+        half = dtype_of(config, world) is torch.bfloat16
+        # Of many small micro-batches bfloat16 would lose those that are added last; stage 0 refuses another dtype.
+        accumulated = {"data_types": {"grad_accum_dtype": "fp32"}} if half and config.zero_stage else {}
         return {
+            **accumulated,
             "train_micro_batch_size_per_gpu": 1,
             "gradient_accumulation_steps": 1,
             # step() is the boundary: the number of micro-batches differs from step to step.
@@ -163,7 +198,7 @@ class DeepSpeedEngine:
             "zero_optimization": self._zero(config),
             "zero_allow_untested_optimizer": True,
             "zero_force_ds_cpu_optimizer": False,
-            "bf16": {"enabled": dtype_of(config, world) is torch.bfloat16},
+            "bf16": {"enabled": half},
             "steps_per_print": None,
             **{key: value for key, value in config.deepspeed.items() if key != "zero_optimization"},
         }

@@ -42,16 +42,17 @@ class GrpoMixture:
         tokenizer = await self._session.in_thread(partial(load_tokenizer, Path(self._session.base.path)))
         self._demonstrations = demonstration_samples(tasks, tokenizer)
 
-    async def update(self, policy: tuple[TrainingSample, ...], groups: Sequence[Sequence[Attempt]]) -> UpdateMetrics:
+    async def update(self, mixture: Mixture) -> UpdateMetrics:
         """One step on the training thread. Raises LearnerError or Diverged as the Trainer does."""
         trainer = self._session.trainer
         if self.plain:
-            return await self._session.in_thread(partial(trainer.grpo_update, policy))
-        mixture = self.of_step(policy, groups)
+            return await self._session.in_thread(partial(trainer.grpo_update, mixture.policy))
         return await self._session.in_thread(partial(trainer.mixed_update, mixture, self._weights))
 
     def of_step(self, policy: tuple[TrainingSample, ...], groups: Sequence[Sequence[Attempt]]) -> Mixture:
         """The Mixture of the session's present step; the same again for a resumed run."""
+        if self.plain:
+            return Mixture(policy=policy)
         session = self._session
         intakes = [
             take_group(group, line=session.line, max_staleness=session.config.max_staleness) for group in groups

@@ -18,7 +18,7 @@ from peft import PeftModel
 from core.config.schema import HoneConfig
 from core.errors import CorruptArtefact, InvalidRequest, boundary
 from core.ids import CHECKPOINT, RELEASE, new_id
-from core.policy import Base, Checkpoint, PolicyVersion
+from core.policy import Base, Checkpoint, PolicyVersion, Provenance
 from core.release import Release
 from learner.checkpoints import PROVENANCE_FILE, make_provenance
 from learner.full_weights import load_model, score_sequences
@@ -30,7 +30,8 @@ from serving.weights.full_folder import check_full_folder
 from serving.weights.signing import signer_of
 from store.events import VERSIONS
 from store.store import Store
-from store.taint import mark_withdrawn
+from store.taint import checkpoints_behind, mark_withdrawn
+from store.unit_of_work import UnitOfWork
 
 log = structlog.get_logger(__name__)
 
@@ -47,6 +48,10 @@ class ImportSource:
     base: Base
     policy: str
     max_rank: int
+    engine_dtype: str | None = None
+    """What engines run in."""
+    episode_ids: tuple[str, ...] = ()
+    """What is known to have been trained on, by these weights or those that they come from."""
 
 
 async def import_version(config: HoneConfig, store: Store, *, folder: Path, policy: str) -> PolicyVersion:
@@ -56,9 +61,12 @@ async def import_version(config: HoneConfig, store: Store, *, folder: Path, poli
     another Base, CorruptArtefact for broken files, LearnerError, StoreFull and StoreError.
     """
     signer = signer_of(config)
+    kind = folder_kind(folder)
+    checksum = await asyncio.to_thread(folder_checksum, folder)
     async with store.reading() as work:
         base = await work.bases.get((await work.policies.get(policy)).base)
-    source = ImportSource(folder, folder_kind(folder), base, policy, config.engine.max_lora_rank)
+        seen = await _line_of(work, checksum)
+    source = ImportSource(folder, kind, base, policy, config.engine.max_lora_rank, config.engine.dtype, seen)
     root = config.data_dir.expanduser().absolute() / "checkpoints" / policy
     checkpoint = await asyncio.to_thread(write_imported, source, root)
     async with store.transaction() as work:
@@ -97,7 +105,7 @@ def write_imported(source: ImportSource, root: Path) -> Checkpoint:
     if source.kind == "lora":
         check_adapter(source.folder, base_path=base_path, max_rank=source.max_rank)
     else:
-        check_full_folder(source.folder, base_path=base_path)
+        check_full_folder(source.folder, base_path=base_path, engine_dtype=source.engine_dtype)
     model = load_model(base_path)
     sequences = _sequences(model)
     base_scores = score_sequences(model, sequences)
@@ -108,7 +116,7 @@ def write_imported(source: ImportSource, root: Path) -> Checkpoint:
         config={"imported": str(source.folder.absolute()), "checksum": folder_checksum(source.folder)},
         seed=_SEED,
         step=0,
-        episode_ids=(),
+        episode_ids=tuple(sorted({*source.episode_ids, *_episodes_seen(source.folder)})),
         metrics={},
     )
     path = root / checkpoint_id
@@ -132,6 +140,30 @@ def write_imported(source: ImportSource, root: Path) -> Checkpoint:
         ),
         provenance=provenance,
     )
+
+
+async def _line_of(work: UnitOfWork, checksum: str) -> tuple[str, ...]:
+    """Episodes that an exported version and its ancestors saw, where it was exported from this store unchanged."""
+    exported = await work.checkpoints.with_checksum(checksum)
+    if exported is None:
+        return ()
+    versions = {one.version: one for one in await work.versions.list(exported.policy)}
+    found: set[str] = set(exported.provenance.episode_ids)
+    for checkpoint_id in checkpoints_behind(versions, exported.version):
+        found |= set(await work.lineage.episodes_of(checkpoint_id))
+    return tuple(sorted(found))
+
+
+def _episodes_seen(folder: Path) -> tuple[str, ...]:
+    """Episodes in the provenance that an exported version brings along: what it saw, it saw wherever it lies.
+
+    Raises CorruptArtefact for a file that is there and cannot be read.
+    """
+    file = folder / PROVENANCE_FILE
+    if not file.is_file():
+        return ()
+    with boundary(CorruptArtefact, f"reading {file}"):
+        return Provenance.model_validate_json(file.read_text()).episode_ids
 
 
 def _imported(source: ImportSource, base: Any) -> Any:

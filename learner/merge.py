@@ -1,8 +1,8 @@
 """Merges a LoRA version into the Base's weights: a version of full weights, with a Probe of its own.
 
-The folder has the Base's files, tensor names, shapes and dtypes, so that an engine can take it in the Base's place.
-The product is made in float32 and rounded to the Base's dtype once; the Probe is of the rounded weights, which are
-what engines load.
+The folder has the Base's files, tensor names and shapes, so that an engine can take it in the Base's place. The
+product is made in float32; it stays so for engines that run in float32, and is rounded to the Base's dtype once for
+others. The Probe is of the folder's weights, which are what engines load.
 """
 
 import asyncio
@@ -61,7 +61,7 @@ async def merge_version(config: HoneConfig, store: Store, *, policy: str, versio
     signer = signer_of(config)
     source = await _source(store, policy, version, into)
     folder = config.data_dir.expanduser().absolute() / "checkpoints" / into
-    checkpoint = await asyncio.to_thread(write_merged, source, folder, into)
+    checkpoint = await asyncio.to_thread(write_merged, source, folder, into, widen=config.engine.dtype == "float32")
     async with store.transaction() as work:
         minted = await work.versions.mint(
             into,
@@ -80,9 +80,10 @@ async def merge_version(config: HoneConfig, store: Store, *, policy: str, versio
     return minted
 
 
-def write_merged(source: MergeSource, root: Path, into: str) -> Checkpoint:
+def write_merged(source: MergeSource, root: Path, into: str, *, widen: bool = False) -> Checkpoint:
     """Write the merged folder below ``root`` and score its Probe; the Checkpoint still lacks its version number.
 
+    ``widen``: as ``write_full_folder`` has it.
     Blocking, and the model is in memory twice. Raises as ``merge_version``.
     """
     adapter = Path(source.checkpoint.path)
@@ -98,7 +99,7 @@ def write_merged(source: MergeSource, root: Path, into: str) -> Checkpoint:
     provenance = _provenance(source)
     with new_folder(path) as draft:
         merged = _merged(base_path, adapter)
-        write_full_folder(merged, base_path, draft)
+        write_full_folder(merged, base_path, draft, widen=widen)
         del merged
         (draft / PROVENANCE_FILE).write_text(provenance.model_dump_json(indent=1))
     draft_probe = ProbeDraft(sequences=sequences, parent=parent_scores, base=base_scores)

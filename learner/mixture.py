@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from core.config.learner import LearnerSection
 from core.config.learner_live import LossWeightsSection
 from core.sample import TrainingSample
 
@@ -31,6 +32,11 @@ class Mixture:
         """All of them."""
         return (*self.policy, *self.demonstrations, *self.best, *paired_samples(self.pairs))
 
+    @property
+    def teaches(self) -> bool:
+        """Whether there is a token to learn from."""
+        return any(any(sample.loss_mask) for sample in self.samples)
+
     def weighed(self, weights: LossWeightsSection) -> "Mixture":
         """Only what a loss with a weight above 0 uses."""
         return Mixture(
@@ -39,6 +45,11 @@ class Mixture:
             pairs=self.pairs if weights.dpo else (),
             best=self.best if weights.rejection else (),
         )
+
+
+def uses_reference(config: LearnerSection) -> bool:
+    """Whether a loss asks the Base."""
+    return config.objective.kl_weight > 0 or config.losses.dpo > 0
 
 
 def paired_samples(pairs: Sequence[PreferencePair]) -> list[TrainingSample]:

@@ -5,15 +5,17 @@ version refuses it.
 """
 
 import asyncio
+import math
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 import structlog
 
-from core.policy import Policy, PolicyVersion, ServingStatus
-from core.release import Release, ReleaseStatus
+from core.noun import now
 from learner.storage import remove_drafts, remove_folder
+from store.events import VERSIONS
+from store.prunable_versions import prunable_versions
 from store.store import Store
 
 log = structlog.get_logger(__name__)
@@ -21,47 +23,29 @@ log = structlog.get_logger(__name__)
 ORPHAN_SECONDS = 86_400.0
 """Age of a folder without a version, or of a draft, that no other learner can still be at work on."""
 
-_GONE = frozenset({ServingStatus.UNLOADED, ServingStatus.REFUSED})
-_UNDER_WAY = frozenset(
-    {ReleaseStatus.EVALUATED, ReleaseStatus.SHADOWING, ReleaseStatus.RAMPING, ReleaseStatus.PROMOTED}
-)
-
-
-def superseded(
-    policy: Policy,
-    versions: Sequence[PolicyVersion],
-    releases: Iterable[Release],
-    *,
-    keep: int,
-    needed: Collection[int],
-) -> list[PolicyVersion]:
-    """Versions whose folders may go. Pure.
-
-    The newest ``keep`` stay, and those of ``needed``; so do the promoted one and the one before it, what is pinned,
-    what an engine holds or shall hold, and what is on its way to traffic. ``keep`` 0: all stay.
-    """
-    stored = sorted((one for one in versions if one.checkpoint_id), key=lambda one: -one.version)
-    under_way = {release.version for release in releases if release.status in _UNDER_WAY}
-    staying = {policy.promoted_version, policy.previous_version, *needed, *under_way}
-    older = stored[keep:] if keep else []
-    return [one for one in older if one.version not in staying and not one.pinned and one.serving in _GONE]
-
 
 async def remove_superseded(store: Store, policy: str, root: Path, *, keep: int, needed: Collection[int]) -> int:
-    """Remove what ``superseded`` names below ``root``; how many folders went."""
+    """Remove folders below ``root`` that ``core.retention.prunable`` lets go; how many went.
+
+    The newest ``keep`` versions stay, 0: all, and those of ``needed``. A version is marked before its folder goes:
+    from then on nobody pins, names or promotes it.
+    """
     if not keep:
         return 0
-    async with store.reading() as work:
-        named = [alias.version for alias in await work.aliases.list(policy)]
-        found = superseded(
-            await work.policies.get(policy),
-            await work.versions.list(policy),
-            await work.releases.list(policy),
-            keep=keep,
-            needed=[*needed, *named],
-        )
-    folders = [root / one.checkpoint_id for one in found if one.checkpoint_id]
-    return await asyncio.to_thread(_removed, folders)
+    folders: list[Path] = []
+    async with store.transaction() as work:
+        for one in await prunable_versions(work, policy, keep=keep, older_than=math.inf, needed=needed, lock=True):
+            folder = root / str(one.checkpoint_id)
+            fresh = await work.versions.get(policy, one.version, lock=True)
+            # One without a folder here has it on another machine, whose files are not this learner's to judge.
+            if fresh.pinned or fresh.serving is not one.serving or not folder.is_dir():
+                continue
+            await work.versions.update(fresh.model_copy(update={"files_removed_at": now()}))
+            folders.append(folder)
+    removed = await asyncio.to_thread(_removed, folders)
+    if removed:
+        await store.events.publish(VERSIONS, {"policy": policy})
+    return removed
 
 
 async def remove_orphans(store: Store, policy: str, root: Path, *, older_than_seconds: float = ORPHAN_SECONDS) -> int:

@@ -66,6 +66,7 @@ class TrainingSession:
     ) -> None:
         self.run = run
         self.config: LearnerSection = config.learner
+        self._engine_dtype = config.engine.dtype
         self._signer = signer_of(config)
         self.store = store
         self.version = run.start_version
@@ -81,6 +82,8 @@ class TrainingSession:
         self._states = ResumeStates(data / "runs" / run.id / "resume", keep=config.learner.keep_resume_states)
         self._trainer: Trainer | None = None
         self._base: Base | None = None
+        self._folder: Path | None = None
+        """Of ``version``; the Base's for version 0."""
         self._restored: ResumeState | None = None
         self._pinned: set[int] = set()
 
@@ -136,7 +139,9 @@ class TrainingSession:
             adapter=adapter,
             learning_rate=learning_rate,
             seed=self.run.seed,
+            engine_dtype=self._engine_dtype,
         )
+        self._folder = adapter or spec.base_path
         await self.in_thread(lambda: self._check_base(Path(self.base.path), self.base.fingerprint))
         await self.in_thread(lambda: self._open_trainer(spec))
         if state is not None:
@@ -152,7 +157,7 @@ class TrainingSession:
         vocabulary = max(max(sample.tokens) for sample in samples) + 1
         sequences = candidate_sequences(samples, vocabulary=vocabulary, seed=self.run.seed)
         parent = await self.in_thread(lambda: self.trainer.logprobs(sequences))
-        base = await self.in_thread(lambda: self.trainer.logprobs(sequences, base=True))
+        base = await self.in_thread(lambda: self.trainer.base_logprobs(sequences))
         return ProbeDraft(sequences=tuple(sequences), parent=tuple(parent), base=tuple(base))
 
     async def publish(
@@ -189,7 +194,7 @@ class TrainingSession:
             signer=self._signer,
         )
         parent = self.version
-        self.version = version.version
+        self.version, self._folder = version.version, written.path
         self._pinned.add(version.version)
         self._observe()
         await self.in_thread(self._states.prune)
@@ -331,10 +336,20 @@ class TrainingSession:
         probe = choose_probe(draft, own, dtype=str(self.trainer.dtype).removeprefix("torch."))
         written = write_checkpoint(self.trainer, self._checkpoints, provenance=provenance, probe=probe)
         if not self.trainer.exports_exactly:
-            # Engines will say what the rounded weights say.
+            # Engines will say what the rounded weights say, and said so of the parent.
             own = list(score_sequences(load_model(written.path), draft.sequences))
-            written = replace(written, probe=choose_probe(draft, own, dtype="float32"))
+            written = replace(written, probe=choose_probe(self._rounded(draft), own, dtype="float32"))
         return replace(written, resume_path=self._save_state(step, draft))
+
+    def _rounded(self, draft: ProbeDraft) -> ProbeDraft:
+        """The draft with what the parent's folder and the Base's say, in the place of the weights in training."""
+        base = score_sequences(load_model(Path(self.base.path)), draft.sequences)
+        parent = draft.parent
+        if self.version == 0:
+            parent = base
+        elif self._folder is not None and self._folder.is_dir():
+            parent = score_sequences(load_model(self._folder), draft.sequences)
+        return draft.model_copy(update={"parent": parent, "base": base})
 
     def _save_state(self, step: int, draft: ProbeDraft) -> Path:
         return self._states.save(

@@ -9,6 +9,7 @@ from transformers import AutoTokenizer
 from core.errors import LearnerError, TaskError, boundary
 from core.sample import TrainingSample
 from core.task import Task
+from learner.end_of_turn import end_of_turn
 
 
 def load_tokenizer(base_path: Path) -> Any:
@@ -26,16 +27,17 @@ def demonstration_samples(tasks: Sequence[Task], tokenizer: Any) -> list[Trainin
     The prompt is rendered as the engine renders it, so the answer is learned where the policy will begin to
     sample. Raises TaskError for a Task without a demonstration.
     """
-    return [_sample(task, tokenizer) for task in tasks]
+    end = end_of_turn(tokenizer)
+    return [_sample(task, tokenizer, end) for task in tasks]
 
 
-def _sample(task: Task, tokenizer: Any) -> TrainingSample:
+def _sample(task: Task, tokenizer: Any, end: int) -> TrainingSample:
     if task.demonstration is None:
         raise TaskError(f"Task {task.id} has no demonstration")
     prompt = tokenizer.apply_chat_template(
         list(task.messages), add_generation_prompt=True, tokenize=True, return_dict=False
     )
-    answer = [*tokenizer.encode(task.demonstration, add_special_tokens=False), tokenizer.eos_token_id]
+    answer = [*tokenizer.encode(task.demonstration, add_special_tokens=False), end]
     unknown = (0,) * len(prompt)
     return TrainingSample(
         episode_id=task.id,

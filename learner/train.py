@@ -44,12 +44,13 @@ async def run_grpo(session: TrainingSession, rollouts: Rollouts, *, shuffle_rewa
         batch = build_batch(episodes.groups, config=session.config, line=session.line, shuffle_seed=shuffle_seed)
         await feed.learn(batch.outcomes)
         shown = {"generate_seconds": episodes.wait_seconds, "steps_ahead": float(feed.ahead)}
-        if not batch.samples:
+        mixture = losses.of_step(batch.samples, () if shuffle_rewards else episodes.groups)
+        if not mixture.teaches:
             await session.record_step(_step(session, None, batch, **shown))
             continue
-        draft = await session.draft_probe(batch.samples)
+        draft = await session.draft_probe(mixture.samples)
         try:
-            update = await losses.update(batch.samples, () if shuffle_rewards else episodes.groups)
+            update = await losses.update(mixture)
         except Diverged as error:
             if "not_finite" not in session.config.alarms.stop:
                 raise

@@ -21,9 +21,9 @@ from core.sample import TrainingSample
 from learner.batch import TensorBatch, pad_sequences, to_tensors
 from learner.deepspeed_engine import DeepSpeedEngine, OptimizerFactory, adamw, dtype_of
 from learner.distributed import World
-from learner.full_weights import folder_dtypes, write_full_folder
+from learner.full_weights import folder_dtypes, load_model, score_sequences, write_full_folder
 from learner.mixed_step import MixedBatches, mixed_update
-from learner.mixture import Mixture, paired_samples
+from learner.mixture import Mixture, paired_samples, uses_reference
 from learner.packing import pack_for_ranks
 from learner.policy_model import build_policy_model
 from learner.step import UpdateMetrics, grpo_update, sft_update
@@ -43,6 +43,8 @@ class TrainerSpec:
     """Folder of the version to start from, its adapter or its weights; None: version 0."""
     learning_rate: float
     seed: int
+    engine_dtype: str | None = None
+    """What engines run in: for ``float32``, full weights trained in float32 are exported as they are."""
 
 
 class Trainer:
@@ -55,6 +57,7 @@ class Trainer:
         self._base_path = spec.base_path
         self.dtype = dtype_of(spec.config, world)
         """Of the weights in training."""
+        self._widen = spec.engine_dtype == "float32" and self.dtype is torch.float32
         self.model = build_policy_model(
             spec.base_path,
             lora=spec.config.lora,
@@ -71,6 +74,7 @@ class Trainer:
         if spec.config.gradient_checkpointing:
             self.model.checkpoint_gradients()
         self.lora_rank = self.model.lora_rank
+        self._base: Any = None
         self._engine = DeepSpeedEngine(
             self.model,
             config=spec.config,
@@ -131,6 +135,18 @@ class Trainer:
                 values, _ = self._engine(**inputs)
         return [tuple(row[: len(sequence)]) for row, sequence in zip(values.tolist(), sequences, strict=True)]
 
+    def base_logprobs(self, sequences: Sequence[tuple[int, ...]]) -> list[tuple[float, ...]]:
+        """``logprobs`` of the Base for a few short sequences; call on rank 0.
+
+        Beside full weights whose losses need no Base, only rank 0 has a copy of it, which never leaves main memory.
+        Raises LearnerError when it cannot be loaded.
+        """
+        if not self.model.is_full or uses_reference(self._config):
+            return self.logprobs(sequences, base=True)
+        if self._base is None:
+            self._base = load_model(self._base_path, self.dtype)
+        return list(score_sequences(self._base, sequences))
+
     def trained_parameters(self) -> dict[str, Tensor]:
         """Copies of what is trained by name, for inspection."""
         self._announce("trained_parameters")
@@ -152,8 +168,8 @@ class Trainer:
 
     @property
     def exports_exactly(self) -> bool:
-        """Whether what is exported is what is trained: full weights are rounded to the Base's dtype."""
-        return not self.model.is_full or folder_dtypes(self._base_path) == {self.dtype}
+        """Whether what is exported is what is trained: else full weights are rounded to the Base's dtype."""
+        return not self.model.is_full or self._widen or folder_dtypes(self._base_path) == {self.dtype}
 
     def export_adapter(self, folder: Path) -> None:
         """Rank 0 writes the adapter as a PEFT folder, or full weights as a folder like the Base's."""
@@ -174,7 +190,7 @@ class Trainer:
                     state[name] = parameter.detach().to("cpu", copy=True)
         if self._world.leads:
             buffers = {name: buffer.cpu() for name, buffer in self.model.network.named_buffers()}
-            write_full_folder(buffers | state, self._base_path, folder)
+            write_full_folder(buffers | state, self._base_path, folder, widen=self._widen)
 
     def save_state(self, folder: Path) -> None:
         """All ranks write weights and optimizer state. Raises StoreFull or StoreError."""

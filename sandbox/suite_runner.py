@@ -188,6 +188,13 @@ class SuiteRunner:
 
     async def _write(self, result: SuiteResult) -> None:
         async with self._store.transaction() as tx:
+            try:
+                stored = await tx.suite_results.get(result.id, lock=True)
+            except NotFound:
+                stored = result
+            if stored.status == "done":
+                # A later lease of the job has finished it: what this one still made must not undo that.
+                return
             await tx.suite_results.put(result)
 
 

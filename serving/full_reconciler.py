@@ -47,15 +47,19 @@ _REFRESHES = 2
 """Readings of the routing table after which every gateway knows that a replica is closed."""
 
 
-def check_full_artefact(checkpoint: Checkpoint, *, base: Base, verifier: Verifier | None = None) -> None:
+def check_full_artefact(
+    checkpoint: Checkpoint, *, base: Base, verifier: Verifier | None = None, engine_dtype: str | None = None
+) -> None:
     """Whether the Checkpoint's folder is whole, unchanged and made for ``base``. Blocking: reads every byte.
+
+    ``engine_dtype``: as ``check_full_folder`` has it.
 
     Raises CorruptArtefact or AdapterRejected; StoreError as ``reading_artefact`` does.
     """
     if checkpoint.kind != "full":
         raise AdapterRejected("a LoRA version cannot stand in place of the Base's weights", hint="merge it first")
     with whole_artefact(checkpoint, base=base, verifier=verifier) as path:
-        check_full_folder(path, base_path=Path(base.path))
+        check_full_folder(path, base_path=Path(base.path), engine_dtype=engine_dtype)
 
 
 class FullReconciler:
@@ -73,6 +77,7 @@ class FullReconciler:
     ) -> None:
         self._base = base
         self._verifier = verifier_of(config)
+        self._dtype = config.engine.dtype
         self._wire = wire
         self._policy = config.fleet.full_weights_policy
         self._records = records
@@ -187,7 +192,13 @@ class FullReconciler:
         if checkpoint is None:
             return None
         try:
-            await asyncio.to_thread(check_full_artefact, checkpoint, base=self._base, verifier=self._verifier)
+            await asyncio.to_thread(
+                check_full_artefact,
+                checkpoint,
+                base=self._base,
+                verifier=self._verifier,
+                engine_dtype=self._dtype,
+            )
         except DEFINITE as error:
             self._metrics.swap_failed(error.code)
             log.warning("artefact_refused", version=state.versions[version].label, error=error.message)

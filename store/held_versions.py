@@ -8,7 +8,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
-from core.errors import VersionNotServed
+from core.errors import Conflict, VersionNotServed
 from core.policy import ServingStatus
 from store.events import VERSIONS
 from store.store import Store
@@ -38,7 +38,10 @@ async def held(store: Store, policy: str, versions: Sequence[int], *, holder: st
 
 
 async def pin(store: Store, policy: str, version: int, holder: str) -> None:
-    """Have a version loaded for ``holder``; a second time changes nothing. Raises NotFound."""
+    """Have a version loaded for ``holder``; a second time changes nothing.
+
+    Raises NotFound, and Conflict for a version whose checkpoint folder was deleted.
+    """
     await _set_pin(store, policy, version, holder, wanted=True)
 
 
@@ -72,6 +75,10 @@ async def _set_pin(store: Store, policy: str, version: int, holder: str, *, want
         stored = await tx.versions.get(policy, version, lock=True)
         if (holder in stored.pins) is wanted:
             return
+        if wanted and stored.files_removed_at is not None:
+            raise Conflict(
+                f"the files of '{stored.label}' were deleted", hint="choose a version whose files are kept"
+            )
         others = tuple(pin for pin in stored.pins if pin != holder)
         pins = (*others, holder) if wanted else others
         await tx.versions.update(stored.model_copy(update={"pins": pins}))

@@ -9,6 +9,9 @@ from tests.gateway_harness import POLICY, QUESTION, Harness, hone_headers
 PATH = "/v1/chat/completions"
 CHAT: dict[str, Any] = {"model": POLICY, "messages": QUESTION, "max_tokens": 4, "seed": 1}
 
+NEARLY_ALL = 0.999999
+"""Of the keys: what a test draws has the candidate."""
+
 
 async def with_candidate(harness: Harness) -> int:
     """A replica that holds a live candidate; its number."""

@@ -2,12 +2,14 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from core import ids
 from core.arm_outcome import ArmOutcome
 from core.errors import NotFound
 from core.policy import Base, Policy, ServingStatus
+from core.release import ReleaseStatus
 from core.release_plan import RampStage, ReleasePlan, ShadowPlan
 from core.release_rule import Family, ReleaseRule
 from core.release_run import ReleaseRun
@@ -24,6 +26,8 @@ from store.unit_of_work import UnitOfWork
 POLICY = "coder"
 DOMAIN = "maths"
 TASKS = 400
+BETTER = {0: 0.4, 1: 0.6}
+"""Version → share of Tasks that it solves."""
 
 
 class FakeSuites:
@@ -63,10 +67,10 @@ class FakePairs:
         self.pairs = list(pairs)
 
     async def after(
-        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int
+        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int, *, until: Any = None
     ) -> tuple[Sequence[ShadowPair], Any]:
         begin = cursor or 0
-        found = self.pairs[begin : begin + min(limit, 150)]
+        found = self.pairs[begin : min(begin + min(limit, 150), len(self.pairs) if until is None else until)]
         return found, begin + len(found) if found else cursor
 
     async def counts(self, work: UnitOfWork, experiment_id: str) -> Mapping[str, Any]:
@@ -183,3 +187,23 @@ class ReleaseHarness:
                         **fields,
                     )
                     await work.arm_outcomes.put(outcome)
+
+
+def harness_of(
+    store: Store,
+    solved: Mapping[int, float] = MappingProxyType(BETTER),
+    found: Sequence[ShadowPair] | None = None,
+    failures: int = 0,
+) -> ReleaseHarness:
+    """A harness whose shadow finds these pairs."""
+    shadow = FakePairs(pairs(0.3, 400) if found is None else found)
+    return ReleaseHarness(store, suites=FakeSuites(solved), shadow=shadow, notifier=FakeNotifier(failures))
+
+
+async def standing(store: Store) -> tuple[int, ReleaseStatus, list[str]]:
+    """The promoted version, the candidate's Release, and the Experiments' states."""
+    async with store.reading() as work:
+        policy = await work.policies.get(POLICY)
+        release = await work.releases.get(POLICY, 1)
+        experiments = await work.experiments.list(POLICY)
+    return policy.promoted_version, release.status, [one.status for one in experiments]

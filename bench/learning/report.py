@@ -21,7 +21,9 @@ _INTRODUCTION = """## Learning
 - *base*, *start* and *end* are success on {tasks} held-out Tasks at temperature 1; *gain* is end minus start on the
   same Tasks, with a 95% bootstrap interval over Tasks. *forgotten*: the largest loss from start to end in the three
   other Domains. *reward gap*: success at the last training step minus held-out success.
-- `mixed` runs train on all Domains; `forgetting_max` is the largest loss in any of them.
+- `controls_gained` counts controls whose gain is above zero with an interval widened for as many questions.
+- `mixed` runs train on all Domains; `forgetting_max` is the largest loss in any of them, which chance alone makes
+  larger the more there are, and `forgetting_sure` the largest by the near bound of its interval.
 """
 
 _COLUMNS = {

@@ -18,7 +18,7 @@ import aiohttp
 
 from bench.checks import met
 from bench.learning.stack import LearningStack
-from bench.live.results import USERS, summary
+from bench.live.results import USERS, newest_version, summary
 from bench.live.users import Clients, User, make_users, questions, taste
 from bench.machine import describe, hone_version
 from bench.report import DOCUMENT, RESULTS, checks_table, table, write_results, write_section
@@ -66,9 +66,13 @@ class Bench:
         control = await self._train(shuffled=True)
         scores = {"base": await self._scores(asking, f"{POLICY}@0")}
         for name, one in (("live", run), ("control", control)):
-            version = one.steps[-1].version
-            async with held(self._stack.store, POLICY, [version], holder="bench-live"):
-                scores[name] = await self._scores(asking, f"{POLICY}@{version}")
+            version = newest_version(one)
+            if version == 0:
+                # It learned nothing: what would be asked is the Base.
+                scores[name] = scores["base"]
+            else:
+                async with held(self._stack.store, POLICY, [version], holder="bench-live"):
+                    scores[name] = await self._scores(asking, f"{POLICY}@{version}")
             say(f"{name}: @{version} scores {sum(scores[name]) / len(scores[name]):.3f}")
         found = summary(scores, run=run, control=control, rated=rated)
         return found | {"minutes": (time.monotonic() - started) / 60}

@@ -130,7 +130,7 @@ class NoPairs:
     """The plan has no shadow."""
 
     async def after(
-        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int
+        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int, *, until: Any = None
     ) -> tuple[Sequence[ShadowPair], Any]:
         """None."""
         return (), cursor

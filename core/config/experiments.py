@@ -16,6 +16,9 @@ class ExperimentsSection(Section):
     """How long another gateway waits before it takes over from a watcher that has gone."""
     outcome_days: float = Field(default=14.0, gt=0)
     """How long an Episode without a reward is looked at again for Verdicts; feedback counts however late it is."""
+    key_secret: SecretStr = SecretStr("")
+    """Keys the digests of users in outcomes and Assignments, the same on all gateways; empty: who knows a user's name
+    can compute its digest. A change makes every key a new one."""
     webhook_url: str = ""
     """Gets a JSON POST when an Experiment is ended by a guardrail; empty: nobody is told."""
     webhook_secret: SecretStr = SecretStr("")

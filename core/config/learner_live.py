@@ -67,7 +67,8 @@ class LiveSection(Section):
     min_episodes: int = Field(default=8, ge=1)
     """With fewer Episodes there is no step; they wait for the next run."""
     tenant_share: float = Field(default=0.5, gt=0, le=1)
-    """Most of a run's Episodes that one tenant may have where others say something too; the rest waits."""
+    """Most of a run's Episodes that one tenant may have where others have something waiting too; the rest waits,
+    unless the step would have fewer than ``min_episodes``: then the tenant's advantages are scaled down instead."""
     max_staleness: int = Field(default=8, ge=0)
     """How many versions behind an answer may be: further ones train no policy gradient, but demonstrations and
     preferences, which do not depend on who sampled, still count."""

@@ -17,6 +17,7 @@ from core.config.release import ReleaseSection
 from core.config.sandbox import SandboxSection, WorkerSection
 from core.config.section import Section
 from core.config.serving import EngineSection, FleetSection
+from core.config.shadow import ShadowSection
 
 
 class StoreSection(Section):
@@ -79,6 +80,8 @@ class HoneConfig(Section):
     """Context budgets of tool loops."""
     experiments: ExperimentsSection = ExperimentsSection()
     """A/B Experiments and ramps on live traffic."""
+    shadow: ShadowSection = ShadowSection()
+    """Live requests mirrored to a candidate, off the client's path."""
     registry: RegistrySection = RegistrySection()
     """Signatures and retention of checkpoints."""
     release: ReleaseSection = ReleaseSection()

@@ -13,7 +13,7 @@ from core.guardrails import Guardrails
 from core.noun import now
 from core.ramp import CANDIDATE, PROMOTED, RampEvidence, speaks_against
 from core.variant import Variant
-from gateway.admin.schemas import Body
+from gateway.admin.schemas import Body, VersionNumber
 from gateway.callers import PathId, QueryId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts, Reader, Writer
 
@@ -26,19 +26,19 @@ class NewExperiment(Body):
     """What to compare: two versions of a Policy, or its two Variants."""
 
     policy: str
-    candidate_version: int | None = Field(default=None, ge=0)
+    candidate_version: VersionNumber | None = None
     """The version to try; left out: the promoted one, for a comparison of Variants."""
     candidate_variant: Variant = Variant.STANDARD
     """`fast` compares the Variants, where no candidate version is named."""
     share: float = Field(default=0.01, gt=0, le=1)
-    """Of the keys that get the candidate at first."""
+    """Of the keys that get the candidate at first; all of them (1) only where Variants are compared."""
     key: Literal["user", "episode", "api_key"] = "episode"
     """What sticks to an arm: the end user that a request names, the conversation, or the API key."""
     guardrails: Guardrails = Guardrails()
     notify_url: str | None = Field(default=None, max_length=2000, pattern=r"^https?://")
     """Hears of an end by a guardrail, beside the configured webhook."""
     reason: str | None = Field(default=None, max_length=1000)
-    """Why a candidate without an evaluation may have traffic all the same."""
+    """Why a candidate without what its release policy requires before a ramp may have traffic all the same."""
 
 
 class NewShare(Body):

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse, Response
+from pydantic import Field
 
 from core.release import ReleaseStep
 from core.release_plan import ReleasePlan
@@ -36,6 +37,8 @@ class NewRelease(Body):
     version: VersionNumber
     plan: ReleasePlan
     """As in a policy file; its Policy is the one that is released."""
+    reason: str | None = Field(default=None, max_length=1000)
+    """Why a version that was rolled back is tried again; needed only there."""
 
 
 class Approval(Body):
@@ -88,7 +91,7 @@ async def list_releases(
 @router.post("", summary="Start a release", status_code=201, responses=WRITE_ERRORS)
 async def start_release(body: NewRelease, gateway: GatewayParts, key: Writer) -> ReleaseRun:
     """Take a version by a plan: evaluation, shadow, ramp, promotion; one release of a Policy at a time."""
-    return await RunDesk(store=gateway.store).start(key, body.plan, body.version)
+    return await RunDesk(store=gateway.store).start(key, body.plan, body.version, reason=body.reason)
 
 
 @router.get("/{name}", summary="Show a release", responses=FIND_ERRORS)

@@ -1,6 +1,6 @@
 """Suites and what versions did on them: list, show, compare, run."""
 
-from typing import Any
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query
 from pydantic import Field
@@ -11,12 +11,14 @@ from core.suite import Suite, SuiteResult
 from core.suite_summary import DomainComparison, DomainSummary, compare_results, summarise
 from core.variant import Variant
 from gateway.admin.schemas import Body, VersionNumber
-from gateway.callers import PathId, QueryId
+from gateway.callers import ID_PATTERN, LONGEST_ID, PathId, QueryId
 from gateway.dependencies import FIND_ERRORS, READ_ERRORS, WRITE_ERRORS, GatewayParts, Reader, Writer
 
 router = APIRouter(tags=["Suites"])
 
 RUN_SUITE = "run_suite"
+ResultId = Annotated[str, Query(max_length=LONGEST_ID, pattern=ID_PATTERN)]
+"""A SuiteResult to compare."""
 
 
 class NewSuiteRun(Body):
@@ -24,7 +26,7 @@ class NewSuiteRun(Body):
 
     suite: str = Field(min_length=1, max_length=200)
     policy: str = Field(min_length=1, max_length=200)
-    version: int = Field(ge=0)
+    version: VersionNumber
     variant: Variant = Variant.STANDARD
 
 
@@ -72,7 +74,7 @@ async def list_results(
 
 @router.get("/suite-results/compare", summary="Compare two SuiteResults", responses=FIND_ERRORS)
 async def compare(
-    gateway: GatewayParts, _key: Reader, candidate: str = Query(max_length=200), baseline: str = Query(max_length=200)
+    gateway: GatewayParts, _key: Reader, candidate: ResultId, baseline: ResultId
 ) -> list[DomainComparison]:
     """Paired differences per Domain of two results of one Suite."""
     async with gateway.store.reading() as work:

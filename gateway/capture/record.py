@@ -91,6 +91,10 @@ class CapturedCall(msgspec.Struct, array_like=True, kw_only=True):
     """Weights that were never proven to be a version's may have sampled some of it: it never trains."""
     exposure: ArmExposure | None = None
     """Its part in an A/B Experiment."""
+    finish_reasons: dict[int, str] = {}
+    """Choice → why it ended, for records without content that are part of an Experiment."""
+    events: list[str] = []
+    """Names of bad events of the answer, as ``finish_reasons``."""
 
     @property
     def keeps_content(self) -> bool:

@@ -169,7 +169,7 @@ def _counters(call: CapturedCall) -> list[Turn]:
             output_ids=(),
             output_logprobs=(),
             exact=False,
-            finish_reason=call.broken,
+            finish_reason=call.finish_reasons.get(choice) or call.broken,
             usage=Usage() if choice else counted,
             idempotency_key=call.idempotency_key if call.broken is None else None,
         )
@@ -244,6 +244,7 @@ def _shared(call: CapturedCall, request: dict[str, Any]) -> dict[str, Any]:
         "endpoint": call.endpoint,
         "surface": call.surface,
         "stored": call.stored,
+        "consented": call.consent,
         "parent_turn_id": call.parent_turn_id,
         "compacted": call.compacted,
         "fallback_from": call.fallback_from,

@@ -17,6 +17,7 @@ from core.tombstone import Tombstone, TombstoneSubject, Withdrawal
 from gateway.audit import audit_record
 from gateway.auth import Authenticator
 from gateway.erasure.set_aside import remove_set_aside
+from gateway.erasure.sweep import SetAsideSweep
 from gateway.recorder import Recorder
 from gateway.registry.lineage import versions_of
 from store.events import TURNS, VERSIONS
@@ -38,6 +39,8 @@ class ErasureDesk:
         self._recorder = recorder
         self._authenticator = authenticator
         self._journals = journals
+        self.sweep = SetAsideSweep(store=store, journals=journals)
+        """Started with the gateway."""
 
     async def withdraw(self, key: ApiKey, episode_id: str, *, tenant_id: str | None = None) -> Tombstone:
         """Erase an Episode and all that came of it; with ``tenant_id``, only one of that Tenant. Raises NotFound."""
@@ -125,11 +128,12 @@ class ErasureDesk:
             done.add(episode_id)
             # Attempts at a Task that was mined from it hold its words too.
             queue += await work.erasure.attempts(episode_id)
+            gone = Withdrawal(episode_id=episode_id, tenant_id=tombstone.tenant_id, tombstone_id=tombstone.id)
+            # Before the versions are read: from here on no other transaction publishes one.
+            await work.withdrawals.add_many([gone])
             for seen in await versions_of(work, episode_id):
                 versions.add(f"{seen.policy}@{seen.version}")
                 policies.setdefault(seen.policy, set()).add(seen.version)
-            gone = Withdrawal(episode_id=episode_id, tenant_id=tombstone.tenant_id, tombstone_id=tombstone.id)
-            await work.withdrawals.add_many([gone])
             removed, blobs = await work.erasure.episode(tombstone.tenant_id, episode_id)
             # Before the commit: a blob that outlived its row would never be found again.
             await self._delete_blobs(blobs)

@@ -3,6 +3,8 @@
 One table is in memory at no time: rows go page by page into a temporary file, and that into the archive.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import io
 import json
@@ -10,12 +12,13 @@ import tarfile
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any
 
+from core.errors import NotFound
 from store.repositories.holdings import Holdings
 from store.store import Store
+from store.unit_of_work import UnitOfWork
 
 MANIFEST = "manifest.json"
 
@@ -31,9 +34,9 @@ async def export_tenant(store: Store, tenant_id: str, target: Path) -> dict[str,
                 rows, digest = await _write_table(store, table, tenant_id, lines)
                 name = f"{table}.jsonl"
                 files[name] = {"rows": rows, "sha256": digest}
-                _add(archive, name, lines)
+                await asyncio.to_thread(_add, archive, name, lines)
         manifest = {"tenant_id": tenant_id, "created_at": time.time(), "files": files}
-        _add(archive, MANIFEST, io.BytesIO(json.dumps(manifest, indent=1).encode()))
+        await asyncio.to_thread(_add, archive, MANIFEST, io.BytesIO(json.dumps(manifest, indent=1).encode()))
     return manifest
 
 
@@ -44,14 +47,27 @@ async def _write_table(store: Store, table: str, tenant_id: str, lines: IO[bytes
         async with store.reading() as work:
             rows, after = await work.holdings.page(table, tenant_id, after)
             if table == "turns":
-                rows = [(await work.turns.get(row["id"])).model_dump(mode="json") for row in rows]
-        for row in rows:
-            line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
-            digest.update(line)
-            lines.write(line)
+                rows = await _turns(work, [row["id"] for row in rows])
+        await asyncio.to_thread(_write_rows, rows, digest, lines)
         number += len(rows)
         if after is None:
             return number, digest.hexdigest()
+
+
+async def _turns(work: UnitOfWork, turn_ids: list[str]) -> list[dict[str, Any]]:
+    found = []
+    for turn_id in turn_ids:
+        # One may be withdrawn between its page and this.
+        with contextlib.suppress(NotFound):
+            found.append((await work.turns.get(turn_id)).model_dump(mode="json"))
+    return found
+
+
+def _write_rows(rows: list[dict[str, Any]], digest: "hashlib._Hash", lines: IO[bytes]) -> None:
+    for row in rows:
+        line = json.dumps(row, separators=(",", ":")).encode() + b"\n"
+        digest.update(line)
+        lines.write(line)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> None:
@@ -63,7 +79,7 @@ def _add(archive: tarfile.TarFile, name: str, content: IO[bytes]) -> None:
     archive.addfile(entry, content)
 
 
-@contextmanager
+@contextlib.contextmanager
 def _private(path: Path) -> Iterator[IO[bytes]]:
     path.touch(mode=0o600)
     with path.open("wb") as file:

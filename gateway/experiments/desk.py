@@ -11,12 +11,13 @@ from core.arm_outcome import ArmOutcome
 from core.errors import Conflict, InvalidRequest, NotFound
 from core.experiment import Experiment
 from core.noun import now
-from core.policy import ServingStatus
+from core.policy import Policy, ServingStatus
 from core.ramp import RampEvidence, at_share, control_and_candidate, gather_evidence
-from core.release import RELEASE_TRANSITIONS, Release, ReleaseStatus
+from core.release import RELEASE_TRANSITIONS, Release, ReleaseStatus, ReleaseStep
 from gateway.audit import audit_record
 from gateway.experiments.metrics import ExperimentMetrics
 from gateway.experiments.webhooks import Webhooks
+from gateway.release import check_files, missing_steps, required_steps
 from store.events import EXPERIMENTS
 from store.repositories.arm_outcomes import cursor_of
 from store.store import Store
@@ -46,7 +47,14 @@ class ExperimentDesk:
         """
         _check_arms(experiment)
         async with self._store.transaction() as work:
-            policy = await work.policies.get(experiment.policy)
+            # Locked: of two that begin at once the second sees the first, and no promotion comes between.
+            policy = await work.policies.get(experiment.policy, lock=True)
+            control, _ = control_and_candidate(experiment)
+            if control.version != policy.promoted_version:
+                raise Conflict(
+                    f"'{experiment.policy}@{policy.promoted_version}' is promoted by now, not @{control.version}",
+                    hint="begin again: the candidate is compared with the promoted version",
+                )
             running = await work.experiments.list(experiment.policy, "running")
             others = [one.id for one in running if one.kind == "ab"]
             if others:
@@ -56,22 +64,32 @@ class ExperimentDesk:
                 )
             for arm in experiment.arms:
                 version = await work.versions.get(experiment.policy, arm.version)
+                check_files(version)
                 if version.serving is not ServingStatus.LIVE:
                     raise Conflict(
                         f"'{version.label}' is {version.serving}, not live", hint="wait until the fleet has loaded it"
                     )
             await work.experiments.add(experiment)
             for version_number in sorted({arm.version for arm in experiment.arms} - {policy.promoted_version, 0}):
-                await _onto_ramp(work, experiment, version_number, reason)
+                await _onto_ramp(work, policy, experiment, version_number, reason)
             detail = experiment.model_dump(mode="json", include={"policy", "arms", "key"}) | {"reason": reason}
             await work.audit.add(audit_record(key, "experiment.begin", experiment.id, detail))
         await self._announce("experiment_began", experiment)
         return experiment
 
     async def move_on(self, key: ApiKey, experiment_id: str, share: float) -> Experiment:
-        """Give the candidate a larger share of the keys. Raises NotFound, Conflict, and InvalidRequest."""
+        """Give the candidate a larger share of the keys.
+
+        Raises NotFound, InvalidRequest, and Conflict for one that is stopped or that a release moves on by its plan.
+        """
         async with self._store.transaction() as work:
             experiment = await _running(work, experiment_id)
+            for run in await work.release_runs.list_open():
+                if run.ramp_id == experiment_id:
+                    raise Conflict(
+                        f"release '{run.id}' moves Experiment '{experiment_id}' on by its plan",
+                        hint="stop or skip there: hone release stop, hone release skip",
+                    )
             try:
                 moved = at_share(experiment, share, now=now())
             except ValueError as error:
@@ -188,20 +206,30 @@ async def _release_of(work: UnitOfWork, policy: str, version: int) -> Release:
         return release
 
 
-async def _onto_ramp(work: UnitOfWork, experiment: Experiment, version: int, reason: str | None) -> None:
+async def _onto_ramp(
+    work: UnitOfWork, policy: Policy, experiment: Experiment, version: int, reason: str | None
+) -> None:
+    if any(arm.version == version and arm.share >= 1.0 for arm in experiment.arms):
+        raise InvalidRequest(
+            "a share of 1 leaves nothing to compare with", hint="promote the version instead", param="share"
+        )
     release = await _release_of(work, experiment.policy, version)
+    lacking = missing_steps(release, required_steps(policy) - {ReleaseStep.RAMP})
+    new = [step.value for step in lacking if step.value not in release.missing]
+    if new and not (reason and reason.strip()):
+        named = "; ".join(f"{step}: {why}" for step, why in lacking.items())
+        raise Conflict(
+            f"'{experiment.policy}@{version}' lacks what comes before live traffic: {named}",
+            hint="run the steps, or give a 'reason' that stands in the Release",
+        )
+    if new:
+        # An operator answers for what was not measured.
+        update: dict[str, Any] = {"missing": tuple(sorted({*release.missing, *new})), "reason": reason}
+        if release.status is ReleaseStatus.CANDIDATE:
+            update["status"] = ReleaseStatus.EVALUATED
+        release = await work.releases.update(release.model_copy(update=update))
     if release.status is ReleaseStatus.RAMPING:
         return
-    if release.status is ReleaseStatus.CANDIDATE and reason:
-        # An operator answers for what was not measured.
-        skipped = release.model_copy(
-            update={
-                "status": ReleaseStatus.EVALUATED,
-                "missing": tuple(dict.fromkeys((*release.missing, "evaluation"))),
-                "reason": reason,
-            }
-        )
-        release = await work.releases.update(skipped)
     if ReleaseStatus.RAMPING not in RELEASE_TRANSITIONS.successors(release.status):
         raise Conflict(
             f"the Release of {experiment.policy}@{version} is {release.status}: it may not have traffic",

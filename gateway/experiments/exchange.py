@@ -1,5 +1,8 @@
 """ExposedExchange: a call that may be part of an A/B Experiment: as every other call, and which arm answers."""
 
+import asyncio
+import time
+
 from core.errors import EngineError, EngineUnavailable, HoneError
 from gateway.episodes import HeldEpisode
 from gateway.experiments.exposure import Exposure, with_variant
@@ -41,9 +44,25 @@ class ExposedExchange(OpenExchange):
         held = self._held = await super()._episode()
         return held
 
+    def finish(self) -> None:
+        """See ``OpenExchange``."""
+        if self._begun is not None:
+            # Its answer never came: only a client that leaves ends such a call.
+            self._gave_up()
+        super().finish()
+
+    def _gave_up(self) -> None:
+        exposure, held = self._exposure, self._held
+        if exposure is not None and held is not None:
+            waited = time.perf_counter() - self._clock
+            self._experiments.given_up(exposure, held, self._call.request_id, waited)
+
     async def _open(self) -> EngineExchange:
         try:
             return await super()._open()
+        except asyncio.CancelledError:
+            self._gave_up()
+            raise
         except HoneError as error:
             exposure, held = self._exposure, self._held
             if exposure is None or held is None or error.status < _FAILED:

@@ -1,6 +1,7 @@
 """Which key a request belongs to, and which arm of an Experiment that key has. Pure."""
 
 import hashlib
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import msgspec
@@ -16,7 +17,7 @@ from gateway.inference.request import InferenceRequest, value_of
 
 DOMAIN_METADATA = "hone_domain"
 """Key in ``metadata`` that names the Domain of a request, for rewards by Domain."""
-_LONGEST_DOMAIN = 64
+_PRIVATE = "tenant/"
 _DIGEST_BYTES = 16
 _USER_FIELDS = ("safety_identifier", "user")
 
@@ -28,7 +29,7 @@ class Exposure:
     experiment: Experiment
     arm: Arm
     key: str
-    """As a digest that no salt is part of: the same key is recognised in the next Experiment."""
+    """As a digest that no Experiment's salt is part of: the same key is recognised in the next one."""
     bucket: float
     reason: str
     domain: str | None = None
@@ -55,12 +56,20 @@ class Exposure:
 
 
 def exposure_of(
-    experiment: Experiment, policy: Policy, call: Call, request: InferenceRequest, held: HeldEpisode
+    experiment: Experiment,
+    policy: Policy,
+    call: Call,
+    request: InferenceRequest,
+    held: HeldEpisode,
+    *,
+    domains: Collection[str] = (),
+    secret: bytes = b"",
 ) -> Exposure | None:
     """The part of a request's Episode in an Experiment; None: it has none.
 
     Pinned Episodes and this side's own attempts have none, nor have conversations that are older than the
     Experiment. One that began since then keeps the version that it began with, whatever its key's arm is by now.
+    ``domains``: names that a request may give as its Domain; ``secret``: who lacks it finds no user by a digest.
     """
     if held.pinned is not None or held.attempt or request.model.version is not None or request.model.alias:
         return None
@@ -72,7 +81,7 @@ def exposure_of(
     if not versions and (request.model.auto or str(request.model) != experiment.policy):
         return None
     kind, value = _key_of(experiment, call, request, held)
-    key = _digest(held.tenant_id, kind, value)
+    key = key_digest(secret, held.tenant_id, kind, value)
     assigned = assign(experiment, key)
     arm = next(one for one in experiment.arms if one.name == assigned.arm)
     reason = "hash" if kind == experiment.key else f"no_{experiment.key}"
@@ -86,14 +95,13 @@ def exposure_of(
                 return None
             if kept.name != arm.name:
                 arm, reason = kept, "began_with"
-    domain = request.metadata.get(DOMAIN_METADATA) if request.metadata else None
     return Exposure(
         experiment=experiment,
         arm=arm,
         key=key,
         bucket=assigned.bucket,
         reason=reason,
-        domain=domain[:_LONGEST_DOMAIN] if isinstance(domain, str) and domain else None,
+        domain=_domain_of(request, held, domains),
     )
 
 
@@ -119,6 +127,17 @@ def _key_of(experiment: Experiment, call: Call, request: InferenceRequest, held:
     return "episode", held.id
 
 
-def _digest(tenant_id: str, kind: str, value: str) -> str:
+def _domain_of(request: InferenceRequest, held: HeldEpisode, domains: Collection[str]) -> str | None:
+    """Only the name of a Domain that there is, and that is no other Tenant's: a client may write anything there."""
+    named = request.metadata.get(DOMAIN_METADATA) if request.metadata else None
+    if not isinstance(named, str) or named not in domains:
+        return None
+    private = named.startswith(_PRIVATE) and not named.startswith(f"{_PRIVATE}{held.tenant_id}/")
+    return None if private else named
+
+
+def key_digest(secret: bytes, tenant_id: str, kind: str, value: str) -> str:
+    """What is kept of a key; ``secret``: empty, or what all gateways have and the store does not. Pure."""
     text = "\0".join((tenant_id, kind, value)).encode(errors="surrogatepass")
-    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES).hexdigest()
+    key = hashlib.blake2b(secret).digest() if secret else b""
+    return hashlib.blake2b(text, digest_size=_DIGEST_BYTES, key=key).hexdigest()

@@ -21,6 +21,7 @@ log = structlog.get_logger(__name__)
 _MOST_WAITING = 10_000
 _BATCH = 200
 _RETRY_SECONDS = 0.5
+_ERROR = frozenset({"error"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class _Failed:
     episode_id: str
     request_id: str
     at: float
+    tenant_id: str
+    events: frozenset[str]
 
 
 class FailureLog:
@@ -43,12 +46,21 @@ class FailureLog:
         self._idle.set()
         self._task: asyncio.Task[None] | None = None
 
-    def add(self, exposure: ArmExposure, episode_id: str, request_id: str, at: float) -> None:
-        """Take one failed request."""
+    def add(
+        self,
+        exposure: ArmExposure,
+        episode_id: str,
+        request_id: str,
+        at: float,
+        *,
+        tenant_id: str,
+        events: frozenset[str] = _ERROR,
+    ) -> None:
+        """Take one request that got no answer: it failed, or its client gave up, which ``events`` tells."""
         if len(self._waiting) >= _MOST_WAITING:
             self._waiting.popleft()
             self._metrics.lost.inc()
-        self._waiting.append(_Failed(exposure, episode_id, request_id, at))
+        self._waiting.append(_Failed(exposure, episode_id, request_id, at, tenant_id, events))
         self._idle.clear()
         self._wake.set()
 
@@ -97,6 +109,7 @@ class FailureLog:
                     episode_id=one.episode_id,
                     request_id=f"failed:{one.request_id}",
                     at=one.at,
-                    events=frozenset({"error"}),
+                    events=one.events,
+                    tenant_id=one.tenant_id,
                 )
                 await count_request(work, counted)

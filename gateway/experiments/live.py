@@ -8,7 +8,7 @@ import asyncio
 import contextlib
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 import structlog
@@ -44,12 +44,16 @@ class LiveExperiments:
         metrics: ExperimentMetrics,
     ) -> None:
         self._interval = config.experiments.refresh_seconds
+        self._key_secret = config.experiments.key_secret.get_secret_value().encode()
+        self._domains: frozenset[str] = frozenset()
         self._store = store
         self._routing = routing
         self._failures = failures
         self._metrics = metrics
         self.running: Mapping[str, Experiment] | None = None
         """Policy → its Experiment; None: there is none."""
+        self.followers: list[Callable[[Collection[Experiment]], None]] = []
+        """Told of all Experiments that run, of whatever kind, at each reading."""
         self.changed = asyncio.Event()
         """Set at each change of ``running``; whoever waits clears it."""
         self._task: asyncio.Task[None] | None = None
@@ -71,7 +75,12 @@ class LiveExperiments:
         """Read what runs now. Raises what the store raises."""
         async with self._store.reading() as work:
             found = await work.experiments.list(status="running")
+        for follow in self.followers:
+            follow(found)
         running = {one.policy: one for one in found if one.kind == "ab"}
+        if running:
+            async with self._store.reading() as work:
+                self._domains = frozenset(domain.name for domain in await work.domains.list())
         if running != (self.running or {}):
             self.running = MappingProxyType(running) if running else None
             self._metrics.running.set(len(running))
@@ -87,7 +96,11 @@ class LiveExperiments:
             return known
         try:
             policy = self._routing.table.policies.get(experiment.policy)
-            found = None if policy is None else exposure_of(experiment, policy, call, request, held)
+            found = None
+            if policy is not None:
+                found = exposure_of(
+                    experiment, policy, call, request, held, domains=self._domains, secret=self._key_secret
+                )
         except Exception as error:
             log.exception("exposure_failed", experiment_id=experiment.id, error=repr(error))
             return None
@@ -132,7 +145,19 @@ class LiveExperiments:
     def failed(self, exposure: Exposure, held: HeldEpisode, request_id: str) -> None:
         """A request of the Experiment got no answer of its arm."""
         self._metrics.failures.labels(exposure.experiment.id, exposure.arm.name).inc()
-        self._failures.add(exposure.seen(None), held.id, request_id, time.time())
+        self._failures.add(exposure.seen(None), held.id, request_id, time.time(), tenant_id=held.tenant_id)
+
+    def given_up(self, exposure: Exposure, held: HeldEpisode, request_id: str, waited: float) -> None:
+        """The client of a request of the Experiment left before its answer began, after ``waited`` seconds."""
+        slow = waited > exposure.experiment.guardrails.slow_seconds
+        self._failures.add(
+            exposure.seen(None if exposure.fell_back else exposure.arm.name),
+            held.id,
+            request_id,
+            time.time() - waited,
+            tenant_id=held.tenant_id,
+            events=frozenset({"slow"} if slow else ()),
+        )
 
     async def _run(self) -> None:
         while True:

@@ -11,16 +11,16 @@ from core.errors import NotFound
 from core.experiment import Assignment, Experiment
 from core.feedback import Feedback, FeedbackKind, latest
 from core.guardrails import NAN_LOGPROBS
+from core.message import Usage
 from core.noun import now
 from core.turn import Turn
 from core.turn_events import request_events
 from gateway.capture.record import ArmExposure, CapturedCall
+from gateway.inference.notes import NO_NUMBER
 from store.unit_of_work import UnitOfWork
 
 _MOST_RECENT = 64
 """Requests of an Episode that are remembered: more than a recorder writes at once."""
-_NO_NUMBER = (b'"logprob":null', b'"logprob": null', b"NaN")
-"""How engines write a log-prob that is no number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,7 @@ class Counted:
     turn_id: str | None = None
     first_token_seconds: float | None = None
     output_tokens: int = 0
+    tenant_id: str | None = None
 
 
 async def record_exposure(work: UnitOfWork, call: CapturedCall, turns: list[Turn]) -> None:
@@ -46,8 +47,8 @@ async def record_exposure(work: UnitOfWork, call: CapturedCall, turns: list[Turn
     experiment = await _experiment(work, exposure.experiment_id)
     if experiment is None:
         return
-    events = request_events(turns, experiment.guardrails)
-    if any(mark in payload for payload in call.payloads for mark in _NO_NUMBER):
+    events = request_events(_measured(call, turns), experiment.guardrails) | set(call.events)
+    if any(mark in payload for payload in call.payloads for mark in NO_NUMBER):
         events.add(NAN_LOGPROBS)
     counted = Counted(
         exposure=exposure,
@@ -58,8 +59,18 @@ async def record_exposure(work: UnitOfWork, call: CapturedCall, turns: list[Turn
         turn_id=call.turn_ids[0] if call.turn_ids else None,
         first_token_seconds=call.first_token_seconds,
         output_tokens=sum(turn.usage.completion_tokens for turn in turns) or call.completion_tokens,
+        tenant_id=call.tenant_id,
     )
     await count_request(work, counted, experiment)
+
+
+def _measured(call: CapturedCall, turns: list[Turn]) -> list[Turn]:
+    """Turns by which an answer's length is judged: without content the engine's count is that of all choices."""
+    if call.keeps_content or len(turns) < 2:
+        return turns
+    # At least one choice is as long as the mean.
+    mean = Usage(completion_tokens=call.completion_tokens // len(turns))
+    return [turn.model_copy(update={"usage": mean}) for turn in turns]
 
 
 async def count_request(work: UnitOfWork, counted: Counted, experiment: Experiment | None = None) -> None:
@@ -68,11 +79,11 @@ async def count_request(work: UnitOfWork, counted: Counted, experiment: Experime
     experiment = experiment or await _experiment(work, exposure.experiment_id)
     if experiment is None:
         return
-    # First of all: of two writers that open one key's outcome at once, the second waits here for the first.
     await work.assignments.add(_assignment(counted))
     outcome = await work.arm_outcomes.find(exposure.experiment_id, counted.episode_id, lock=True)
     if outcome is None:
-        outcome = await _opened(work, counted, experiment)
+        await work.arm_outcomes.add_new(await _opened(work, counted, experiment))
+        outcome = await work.arm_outcomes.get(exposure.experiment_id, counted.episode_id, lock=True)
     if counted.request_id in outcome.recent:
         return
     answered_by_other = exposure.answered is not None and exposure.answered != outcome.arm
@@ -176,6 +187,7 @@ def _assignment(counted: Counted) -> Assignment:
         bucket=exposure.bucket,
         reason=exposure.reason,
         turn_id=counted.turn_id,
+        tenant_id=counted.tenant_id,
         stage=exposure.stage,
         created_at=counted.at,
     )

@@ -19,19 +19,16 @@ from gateway.experiments.desk import ExperimentDesk
 from gateway.experiments.hard_limits import Held, broken_limits, moved_away, still_held
 from gateway.experiments.live import LiveExperiments
 from gateway.experiments.metrics import ExperimentMetrics
+from gateway.experiments.outcome_book import OutcomeBook
 from gateway.experiments.outcomes import reward_of, update_reward
 from store.events import DEPLOYMENTS, EXPERIMENTS, VERSIONS
 from store.leadership import Leadership, owner_name
-from store.repositories.arm_outcomes import Cursor, cursor_of
 from store.store import Store
 from store.unit_of_work import UnitOfWork
 
 log = structlog.get_logger(__name__)
 
 LEASE = "experiments"
-_PAGE = 2_000
-_OVERLAP_SECONDS = 5.0
-"""Outcomes of transactions that were slow to commit: they are read again so far back."""
 _REWARDS = 50
 """Episodes without a reward that one look asks about."""
 _RETRY_SECONDS = 1.0
@@ -41,8 +38,7 @@ _RETRY_SECONDS = 1.0
 class _Watched:
     """What is remembered of an Experiment between two looks."""
 
-    outcomes: dict[str, ArmOutcome] = field(default_factory=dict)
-    cursor: Cursor | None = None
+    book: OutcomeBook
     held: Mapping[str, Held] = field(default_factory=dict)
     judged: bool = False
     """Nothing has come since the outcomes were judged."""
@@ -121,16 +117,17 @@ class GuardrailWatcher:
 
     async def _look_at(self, experiment: Experiment) -> bool:
         """Whether the Experiment was ended."""
-        watched = self._watched.setdefault(experiment.id, _Watched())
+        watched = self._watched.setdefault(experiment.id, _Watched(OutcomeBook(experiment.id)))
         await self._find_rewards(experiment, watched)
         async with self._store.reading() as work:
             hard, moved = await self._hard_limits(work, experiment, watched)
-            await self._read_outcomes(work, experiment, watched)
+            if await watched.book.read(work):
+                watched.judged = False
         if moved is not None:
             return await self._desk.end(experiment.id, moved) is not None
         if watched.judged and not hard:
             return False
-        evidence = await asyncio.to_thread(_evidence, experiment, list(watched.outcomes.values()), hard)
+        evidence = await asyncio.to_thread(_evidence, experiment, list(watched.book.outcomes.values()), hard)
         against = speaks_against(evidence)
         if not against:
             watched.judged = True
@@ -151,23 +148,11 @@ class GuardrailWatcher:
         watched.held = still_held(watched.held, deployments, experiment.policy, candidate.version)
         return hard, moved
 
-    async def _read_outcomes(self, work: UnitOfWork, experiment: Experiment, watched: _Watched) -> None:
-        cursor = watched.cursor
-        if cursor is not None:
-            cursor = (cursor[0] - _OVERLAP_SECONDS, "")
-        while page := await work.arm_outcomes.after(experiment.id, cursor, _PAGE):
-            fresh = [one for one in page if watched.outcomes.get(one.episode_id) != one]
-            watched.judged = watched.judged and not fresh
-            watched.outcomes.update((one.episode_id, one) for one in fresh)
-            cursor = cursor_of(page[-1])
-            if watched.cursor is None or cursor > watched.cursor:
-                watched.cursor = cursor
-
     async def _find_rewards(self, experiment: Experiment, watched: _Watched) -> None:
         """Ask for Verdicts on Episodes that have none; feedback writes itself into the outcome."""
         least = now() - self._reward_seconds
         open_ones = [
-            one.episode_id for one in watched.outcomes.values() if one.reward is None and one.created_at >= least
+            one.episode_id for one in watched.book.outcomes.values() if one.reward is None and one.created_at >= least
         ]
         if not open_ones:
             return

@@ -38,7 +38,7 @@ from serving.pool import Route
 
 log = structlog.get_logger(__name__)
 
-_ENGINE_PATHS: dict[Endpoint, str] = {
+ENGINE_PATHS: dict[Endpoint, str] = {
     "chat.completions": "/v1/chat/completions",
     "completions": "/v1/completions",
 }
@@ -279,7 +279,7 @@ class Dispatch:
         known = route.memo.get(key)
         if isinstance(known, Target):
             return known
-        url = route.deployment.url + _ENGINE_PATHS[request.endpoint]
+        url = route.deployment.url + ENGINE_PATHS[request.endpoint]
         target = Target(
             policy=route.policy,
             version=route.version,

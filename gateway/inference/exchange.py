@@ -12,6 +12,7 @@ from gateway.capture.record import CANCELLED, ENGINE_FAILED, CapturedCall, numbe
 from gateway.episodes import HeldEpisode
 from gateway.http.base import RawHeader
 from gateway.inference.base import Call
+from gateway.inference.notes import NotingRewriter
 from gateway.inference.request import InferenceRequest
 from gateway.inference.rewrite import AnswerRewriter, TokenUsage, engine_error_in
 from gateway.inference.stream import DONE, EventSplitter, event_data, frame, with_data
@@ -99,7 +100,9 @@ class EngineExchange:
         """A stream's end mark has come, or what stands in its place."""
         self._failure: HoneError | None = None
         self._splitter: EventSplitter | None = None
-        self._rewriter = AnswerRewriter(target, single=request.choices == 1)
+        notes = target.exposure is not None and not self.keeps_content
+        rewriter = NotingRewriter if notes else AnswerRewriter
+        self._rewriter: AnswerRewriter = rewriter(target, single=request.choices == 1)
         self.labels: Labels | None = None
         """What the engine said of its weights, where they are full weights of a Policy."""
         self._sent: list[bytes] | None = None if call.idempotency_key is None else []
@@ -277,7 +280,7 @@ class EngineExchange:
         """The record of the call, as far as it came."""
         call, target, usage = self.call, self.target, self._rewriter.usage
         keeps = self.keeps_content
-        return CapturedCall(
+        captured = CapturedCall(
             endpoint=self.request.endpoint,
             surface=call.surface,
             request=self.request.body if keeps else numbers_alone(self.request.fields),
@@ -309,3 +312,6 @@ class EngineExchange:
             compacted=call.compacts is not None,
             exposure=target.exposure,
         )
+        if isinstance(self._rewriter, NotingRewriter):
+            self._rewriter.note(captured, self.request)
+        return captured

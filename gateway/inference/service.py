@@ -13,6 +13,7 @@ import structlog
 from core import ids
 from core.errors import Conflict, NotFound
 from core.experiment import Experiment
+from gateway.capture.record import CapturedCall
 from gateway.episodes import Episodes, HeldEpisode
 from gateway.idempotency import LARGEST_REPLAY_BYTES, RecordedAnswer, RecordedAnswers
 from gateway.inference.base import Call
@@ -51,6 +52,25 @@ class NoExperiments:
         return OpenExchange(service, call, request)
 
 
+class Shadows(Protocol):
+    """Who has a sample of answered requests answered again by a candidate."""
+
+    running: Mapping[str, tuple[Experiment, ...]] | None
+    """Policy → what runs; None, where nothing does, costs an answer one look."""
+
+    def offer(self, request: InferenceRequest, call: CapturedCall, held: HeldEpisode) -> None:
+        """An answer that was handed over; returns at once and never raises."""
+
+
+class NoShadows:
+    """Nothing ever runs."""
+
+    running: Mapping[str, tuple[Experiment, ...]] | None = None
+
+    def offer(self, request: InferenceRequest, call: CapturedCall, held: HeldEpisode) -> None:
+        """See ``Shadows``."""
+
+
 class InferenceService:
     """Implements ``gateway.inference.base.Inference``. A failing capture is counted and never shows in an answer."""
 
@@ -65,7 +85,9 @@ class InferenceService:
         recorder: Recorder,
         metrics: GatewayMetrics,
         experiments: "Experiments | None" = None,
+        shadows: "Shadows | None" = None,
     ) -> None:
+        self.shadows: Shadows = shadows or NoShadows()
         self.experiments: Experiments = experiments or NoExperiments()
         self.limits = limits
         self.episodes = episodes
@@ -378,6 +400,8 @@ class OpenExchange:
             recorded = service.recorder.record(captured)
             if recorded:
                 exchange.held.new = False
+            if service.shadows.running is not None:
+                service.shadows.offer(self._request, captured, exchange.held)
             if self._exact is not None and captured.threads:
                 self._exact.threads = captured.threads
                 service.exact.remember(self._exact, exchange.target, exchange.payloads)

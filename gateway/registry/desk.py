@@ -2,6 +2,7 @@
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,21 +13,19 @@ from pydantic import BaseModel, ConfigDict
 from core.access import ApiKey
 from core.alias import FOLLOWING, Alias, alias_versions
 from core.config.schema import HoneConfig
-from core.errors import Conflict, HoneError, NotFound
+from core.errors import ConfigurationError, Conflict, HoneError, NotFound
 from core.noun import now
 from core.policy import Checkpoint, PolicyVersion
-from core.retention import prunable
 from core.version_note import VersionNote
 from gateway.audit import audit_record
 from serving.weights.folder import folder_checksum
-from serving.weights.signing import signer_of, verifier_of
+from serving.weights.signing import Signer, Verifier, signer_of, verifier_of
 from store.events import POLICIES, VERSIONS
+from store.prunable_versions import prunable_versions
 from store.store import Store
 from store.unit_of_work import UnitOfWork
 
 log = structlog.get_logger(__name__)
-
-_OPEN_EXPERIMENT = "running"
 
 
 class Verification(BaseModel):
@@ -48,6 +47,8 @@ class VersionDesk:
     def __init__(self, *, config: HoneConfig, store: Store) -> None:
         self._config = config
         self._store = store
+        self._keys: tuple[Signer | None, Verifier | None] | None = None
+        self._reading_keys = threading.Lock()
 
     async def set_alias(self, key: ApiKey, alias: Alias) -> Alias:
         """Point an alias at a version. Raises NotFound; Conflict for a version whose files are gone."""
@@ -80,7 +81,7 @@ class VersionDesk:
         return noted
 
     async def verify(self, policy: str, number: int) -> Verification:
-        """Read the version's folder and compare. Raises NotFound."""
+        """Read the version's folder and compare. Raises NotFound; Conflict for a signing key that is none."""
         async with self._store.reading() as work:
             version = await work.versions.get(policy, number)
             checkpoint = await work.checkpoints.for_version(policy, number)
@@ -88,14 +89,15 @@ class VersionDesk:
             return Verification(
                 label=version.label, checksum_holds=False, signature="off", reason="its files were deleted"
             )
-        return await asyncio.to_thread(self._verified, version.label, checkpoint)
+        _, verifier = await asyncio.to_thread(self._signing)
+        return await asyncio.to_thread(_verified, version.label, checkpoint, verifier)
 
     async def sign(self, key: ApiKey, policy: str, number: int) -> Checkpoint:
         """Sign a Checkpoint that was made while signing was off; its folder must match its checksum.
 
-        Raises NotFound, and Conflict where signing is off or for a folder that does not match.
+        Raises NotFound, and Conflict where signing is off or its key is none, or for a folder that does not match.
         """
-        signer = signer_of(self._config)
+        signer, _ = await asyncio.to_thread(self._signing)
         if signer is None:
             raise Conflict("registry.signing is off", hint="turn it on and start the gateway again")
         async with self._store.reading() as work:
@@ -113,47 +115,69 @@ class VersionDesk:
     async def prune(
         self, key: ApiKey, policy: str, *, keep: int | None, days: float | None, dry_run: bool
     ) -> list[PolicyVersion]:
-        """Delete the folders of versions that nothing needs, or say which those are. Raises NotFound, StoreError."""
+        """Delete the folders of versions that nothing needs, or say which those are; those that went.
+
+        A version whose folder is not on this machine stays as it is, and so does one whose folder cannot be removed.
+        Raises NotFound and StoreError.
+        """
         keep = self._config.registry.keep_versions if keep is None else keep
         days = self._config.registry.keep_days if days is None else days
         older_than = time.time() - days * 86_400
         if dry_run:
             async with self._store.reading() as work:
-                return await _prunable(work, policy, keep=keep, older_than=older_than)
+                return await prunable_versions(work, policy, keep=keep, older_than=older_than)
         async with self._store.transaction() as work:
             # Marked first: from here on nobody names, promotes or loads them, and then the files go.
-            gone = []
-            for one in await _prunable(work, policy, keep=keep, older_than=older_than):
+            gone: dict[Path, PolicyVersion] = {}
+            for one in await prunable_versions(work, policy, keep=keep, older_than=older_than, lock=True):
                 fresh = await work.versions.get(policy, one.version, lock=True)
                 if fresh.pinned or fresh.serving is not one.serving:
                     continue
-                marked = fresh.model_copy(update={"files_removed_at": now()})
-                await work.versions.update(marked)
-                gone.append(marked)
-            folders = [Path((await work.checkpoints.for_version(policy, one.version)).path) for one in gone]
-            detail: dict[str, object] = {"versions": [one.version for one in gone], "keep": keep, "days": days}
+                folder = Path((await work.checkpoints.for_version(policy, one.version)).path)
+                if not await asyncio.to_thread(folder.is_dir):
+                    log.warning("checkpoint_elsewhere", folder=str(folder))
+                    continue
+                gone[folder] = fresh.model_copy(update={"files_removed_at": now()})
+                await work.versions.update(gone[folder])
+            numbers = [one.version for one in gone.values()]
+            detail: dict[str, object] = {"versions": numbers, "keep": keep, "days": days}
             await work.audit.add(audit_record(key, "versions.prune", policy, detail))
-        await asyncio.to_thread(_remove, folders)
+        kept = await asyncio.to_thread(_remove, list(gone))
+        if kept:
+            async with self._store.transaction() as work:
+                for folder in kept:
+                    fresh = await work.versions.get(policy, gone.pop(folder).version, lock=True)
+                    await work.versions.update(fresh.model_copy(update={"files_removed_at": None}))
         await self._store.events.publish(VERSIONS, {"policy": policy})
-        return gone
+        return list(gone.values())
 
-    def _verified(self, label: str, checkpoint: Checkpoint) -> Verification:
-        signature, reason = "off", None
-        verifier = verifier_of(self._config)
-        if verifier is not None:
-            signature = "good"
-            try:
-                verifier.check(checkpoint)
-            except HoneError as error:
-                signature, reason = "missing" if checkpoint.signature is None else "bad", error.message
+    def _signing(self) -> tuple[Signer | None, Verifier | None]:
+        """Both of one key, read once: whoever comes meanwhile waits. Raises Conflict for a key that is none."""
+        with self._reading_keys:
+            if self._keys is None:
+                try:
+                    self._keys = signer_of(self._config), verifier_of(self._config)
+                except ConfigurationError as error:
+                    raise Conflict(f"the signing key cannot be used: {error.message}", hint=error.hint) from error
+            return self._keys
+
+
+def _verified(label: str, checkpoint: Checkpoint, verifier: Verifier | None) -> Verification:
+    signature, reason = "off", None
+    if verifier is not None:
+        signature = "good"
         try:
-            found = folder_checksum(Path(checkpoint.path))
+            verifier.check(checkpoint)
         except HoneError as error:
-            return Verification(label=label, checksum_holds=False, signature=signature, reason=error.message)
-        holds = found == checkpoint.checksum
-        if not holds:
-            reason = f"the folder has checksum {found[:12]}, recorded was {checkpoint.checksum[:12]}"
-        return Verification(label=label, checksum_holds=holds, signature=signature, reason=reason)
+            signature, reason = "missing" if checkpoint.signature is None else "bad", error.message
+    try:
+        found = folder_checksum(Path(checkpoint.path))
+    except HoneError as error:
+        return Verification(label=label, checksum_holds=False, signature=signature, reason=error.message)
+    holds = found == checkpoint.checksum
+    if not holds:
+        reason = f"the folder has checksum {found[:12]}, recorded was {checkpoint.checksum[:12]}"
+    return Verification(label=label, checksum_holds=holds, signature=signature, reason=reason)
 
 
 async def aliases_of(work: UnitOfWork, policy: str) -> dict[str, int]:
@@ -168,28 +192,21 @@ async def _minted(work: UnitOfWork, policy: str, number: int) -> PolicyVersion:
     return await work.versions.get(policy, number, lock=True)
 
 
-async def _prunable(work: UnitOfWork, policy: str, *, keep: int, older_than: float) -> list[PolicyVersion]:
-    named = (await aliases_of(work, policy)).values()
-    running = [run.version for run in await work.release_runs.list_open() if run.policy == policy]
-    experiments = await work.experiments.list(policy, _OPEN_EXPERIMENT)
-    tried = [arm.version for experiment in experiments for arm in experiment.arms if arm.version is not None]
-    return prunable(
-        await work.policies.get(policy),
-        await work.versions.list(policy),
-        await work.releases.list(policy),
-        keep=keep,
-        older_than=older_than,
-        needed={*named, *running, *tried},
-    )
-
-
-def _remove(folders: Sequence[Path]) -> None:
+def _remove(folders: Sequence[Path]) -> list[Path]:
+    """Those that could not be removed, and are as they were."""
+    kept = []
     for folder in folders:
-        if not folder.is_dir():
-            log.warning("checkpoint_elsewhere", folder=str(folder))
-            continue
         # Out of its name first: nobody finds half a folder there.
         hidden = folder.with_name(f".{folder.name}.removed")
-        folder.rename(hidden)
-        shutil.rmtree(hidden)
+        try:
+            folder.rename(hidden)
+        except OSError as error:
+            log.error("checkpoint_not_removed", folder=str(folder), error=str(error))
+            kept.append(folder)
+            continue
+        try:
+            shutil.rmtree(hidden)
+        except OSError as error:
+            log.error("checkpoint_left_over", folder=str(hidden), error=str(error))
         log.info("checkpoint_removed", folder=str(folder))
+    return kept

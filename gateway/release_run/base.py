@@ -25,11 +25,12 @@ class PairSource(Protocol):
     """Mirrored requests of a shadow Experiment."""
 
     async def after(
-        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int
+        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int, *, until: Any = None
     ) -> tuple[Sequence[ShadowPair], Any]:
         """Pairs after ``cursor`` (None: from the first on) in a fixed order, and the cursor of the last one.
 
-        A cursor is a number, a text or a list of them: it is kept as JSON, and compared with what was kept.
+        With ``until`` none after that cursor, whether or not its pair is still there. A cursor is a number, a text or
+        a list of them: it is kept as JSON, and compared with what was kept.
         """
         ...
 

@@ -11,6 +11,8 @@ from core.release_run import ReleaseRun, RunStatus, Verdict
 from gateway.release import release_of
 from store.unit_of_work import UnitOfWork
 
+_ENDED = frozenset({ReleaseStatus.REJECTED, ReleaseStatus.ROLLED_BACK})
+
 
 async def release_moved(
     work: UnitOfWork,
@@ -64,7 +66,7 @@ async def ended(
     by: str = "plan",
     evidence: Mapping[str, Any] | None = None,
 ) -> ReleaseRun:
-    """The run over without a promotion: Experiments stopped, the Release rejected, rolled back or left alone."""
+    """The run over without a promotion of its own: Experiments stopped, the Release rejected, rolled back or kept."""
     status = {
         Verdict.REJECTED: RunStatus.REJECTED,
         Verdict.ROLLED_BACK: RunStatus.ROLLED_BACK,
@@ -74,14 +76,37 @@ async def ended(
     for experiment_id in (run.shadow_id, run.ramp_id):
         await stop_experiment(work, experiment_id, f"{verdict}: {why}")
     evidence = dict(evidence or {})
-    step = {} if run.step is None else {run.step.value: {**evidence, "passed": False, "reasons": list(reasons)}}
-    if verdict is Verdict.STOPPED and run.ramp_id is None:
-        await release_moved(work, run, evidence=step, reason=why)
-    else:
-        taken_back = verdict is Verdict.ROLLED_BACK or run.ramp_id is not None
-        target = ReleaseStatus.ROLLED_BACK if taken_back else ReleaseStatus.REJECTED
+    # A step that only waits for its approval has passed, and keeps saying so.
+    kept = run.step is None or (run.status is RunStatus.WAITING and verdict is not Verdict.ROLLED_BACK)
+    step = (
+        {} if run.step is None or kept else {run.step.value: {**evidence, "passed": False, "reasons": list(reasons)}}
+    )
+    policy = await work.policies.get(run.policy, lock=True)
+    # A candidate that somebody gave all traffic by hand has a Release that is not this run's to move any more.
+    if policy.promoted_version != run.version:
+        target: ReleaseStatus | None = ReleaseStatus.REJECTED
+        if verdict is Verdict.ROLLED_BACK or run.ramp_id is not None:
+            target = ReleaseStatus.ROLLED_BACK
+        elif verdict is Verdict.STOPPED:
+            target = None
         await release_moved(work, run, target, evidence=step, reason=why)
     return run.decided(verdict, reasons=reasons, by=by, evidence=evidence, step=run.step).ended(status)
+
+
+async def ended_by_hand(work: UnitOfWork, run: ReleaseRun) -> ReleaseRun:
+    """The run over because somebody promoted its candidate past it: Experiments stopped, the Release left alone."""
+    why = f"'{run.label}' was promoted by hand, past this release"
+    for experiment_id in (run.shadow_id, run.ramp_id):
+        await stop_experiment(work, experiment_id, why)
+    return run.decided(Verdict.PROMOTED, reasons=(why,), by="an operator", step=run.step).ended(RunStatus.PROMOTED)
+
+
+async def taken_back(work: UnitOfWork, run: ReleaseRun) -> str | None:
+    """Why the candidate may have no traffic: its Release was ended while this run went on. None: it may."""
+    release = await release_of(work, await work.policies.get(run.policy), run.version)
+    if release.status not in _ENDED:
+        return None
+    return f"the Release of '{run.label}' is {release.status}: {release.reason or 'no reason recorded'}"
 
 
 async def passed(

@@ -17,12 +17,12 @@ from core.release import ReleaseStep
 from core.release_run import ReleaseRun, RunStatus, Verdict
 from gateway.release import ReleaseDesk
 from gateway.release_run.base import Notifier, PairSource, Step, SuiteSource
-from gateway.release_run.common import ended
+from gateway.release_run.common import ended, ended_by_hand
 from gateway.release_run.evaluation_step import EvaluationStep
-from gateway.release_run.notice import notice_of
 from gateway.release_run.promotion_step import PromotionStep
 from gateway.release_run.ramp_step import RampStep
 from gateway.release_run.shadow_step import ShadowStep
+from gateway.release_run.teller import Teller
 from store.events import EXPERIMENTS, JOBS, POLICIES
 from store.leadership import Leadership
 from store.store import Store
@@ -35,8 +35,6 @@ _LOOK_SECONDS = 1.0
 _PAUSE_SECONDS = 5.0
 _STEPS_IN_A_ROW = 50
 """Of one run, before the others have their turn."""
-_RECENT = 10
-"""Runs that are looked through for decisions that nobody took yet."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Conductor:
     ) -> None:
         self._store = store
         self._leadership = leadership
-        self._notifier = sources.notifier
+        self._teller = Teller(store=store, leadership=leadership, notifier=sources.notifier, clock=clock)
         self._clock = clock
         self._steps: Mapping[ReleaseStep, Step] = {
             ReleaseStep.EVALUATION: EvaluationStep(store=store, suites=sources.suites),
@@ -69,9 +67,11 @@ class Conductor:
     async def start(self) -> None:
         """Compete for the lead, and act while leading."""
         self._task = asyncio.create_task(self._run(), name="releases")
+        await self._teller.start()
 
     async def stop(self) -> None:
         """End; another process takes over at once."""
+        await self._teller.stop()
         task, self._task = self._task, None
         if task is not None:
             task.cancel()
@@ -90,6 +90,8 @@ class Conductor:
             promoted = (await work.policies.get(run.policy)).promoted_version
         if not run.is_open:
             return False
+        if promoted == run.version:
+            return await self._write(run, lambda work: ended_by_hand(work, run))
         against = self._against(run, promoted)
         if against is not None:
             verdict, reason = against
@@ -104,23 +106,9 @@ class Conductor:
         looked: Any = await step.look(run)
         return await self._write(run, lambda work: step.apply(work, run, looked))
 
-    async def tell(self, run_id: str) -> None:
-        """Send decisions that nobody outside took yet, oldest first; each at least once."""
-        async with self._store.reading() as work:
-            run = await work.release_runs.get(run_id)
-        for decision in run.decisions:
-            if decision.notified or run.plan.notify_url is None:
-                continue
-            if not await self._notifier.send(run.plan.notify_url, notice_of(run, decision)):
-                return
-            async with self._store.transaction() as work:
-                await self._leadership.fence(work)
-                newest = await work.release_runs.get(run_id, lock=True)
-                decisions = tuple(
-                    one.model_copy(update={"notified": True}) if one.number == decision.number else one
-                    for one in newest.decisions
-                )
-                await work.release_runs.update(newest.model_copy(update={"decisions": decisions}))
+    async def tell(self, run_id: str) -> bool:
+        """Send decisions that nobody outside took yet, oldest first, each at least once; whether all are taken."""
+        return await self._teller.tell(run_id)
 
     def _against(self, run: ReleaseRun, promoted: int) -> tuple[Verdict, str] | None:
         """What ends a run whatever its step says."""
@@ -177,6 +165,10 @@ class Conductor:
                 await self._lead()
             except LeaseLost:
                 log.warning("release_lead_lost")
+            except Exception as error:
+                # A store that is away for a moment must not end the process.
+                log.exception("release_round_failed", error=str(error))
+                await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _lead(self) -> None:
         async with self._store.events.subscribe([EXPERIMENTS, JOBS, POLICIES]) as subscription:
@@ -188,16 +180,12 @@ class Conductor:
         try:
             async with self._store.reading() as work:
                 runs = await work.release_runs.list_open()
-                untold = await work.release_runs.list(limit=_RECENT)
         except HoneError as error:
             log.warning("releases_not_read", error=str(error))
             await asyncio.sleep(_PAUSE_SECONDS)
             return
         for run in runs:
             await self._guarded(run)
-        for run in untold:
-            if any(not decision.notified for decision in run.decisions):
-                await self._told(run.id)
 
     async def _guarded(self, run: ReleaseRun) -> None:
         """As many steps as there are to make now; one run's trouble is not the others'."""
@@ -205,19 +193,12 @@ class Conductor:
             for _ in range(_STEPS_IN_A_ROW):
                 if not await self.advance(run.id):
                     break
-            await self.tell(run.id)
         except LeaseLost:
             raise
         except Conflict as error:
             log.info("release_changed_meanwhile", release=run.id, error=str(error))
         except Exception as error:
             log.exception("release_step_failed", release=run.id, version=run.label, error=str(error))
-
-    async def _told(self, run_id: str) -> None:
-        try:
-            await self.tell(run_id)
-        except Conflict as error:
-            log.info("release_changed_meanwhile", release=run_id, error=str(error))
 
 
 def _traffic(run: ReleaseRun) -> tuple[object, ...]:

@@ -1,25 +1,20 @@
 """The ramp of a release: live keys on the candidate, stage by stage, until it has all of them or is rolled back."""
 
 import asyncio
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from core import ids
-from core.arm_outcome import ArmOutcome
 from core.experiment import Arm, Experiment
 from core.noun import now
 from core.policy import PolicyVersion
 from core.ramp import CANDIDATE, PROMOTED, RampAction, RampDecision, at_share, decide_ramp, ramp_experiment
 from core.release import ReleaseStatus, ReleaseStep
 from core.release_run import ReleaseRun, RunStatus, StageMark, Verdict
-from gateway.release_run.common import ended, not_served, passed, release_moved, waiting
-from store.repositories.arm_outcomes import Cursor, cursor_of
+from gateway.experiments.outcome_book import OutcomeBook
+from gateway.release_run.common import ended, not_served, passed, release_moved, taken_back, waiting
 from store.store import Store
 from store.unit_of_work import UnitOfWork
-
-_PAGE = 1_000
-_OVERLAP_SECONDS = 10.0
-"""A transaction under way during the last reading may add an outcome with an earlier time."""
 
 
 @dataclass
@@ -31,21 +26,12 @@ class RampSeen:
     decision: RampDecision | None = None
 
 
-@dataclass
-class _Book:
-    """Outcomes of one Experiment as far as they were read: the store has them all."""
-
-    experiment_id: str
-    outcomes: dict[str, ArmOutcome] = field(default_factory=dict)
-    cursor: Cursor | None = None
-
-
 class RampStep:
     """Opens the A/B Experiment, moves it from stage to stage, and takes all traffic back when something is worse."""
 
     def __init__(self, *, store: Store) -> None:
         self._store = store
-        self._book = _Book("")
+        self._book = OutcomeBook("")
 
     async def look(self, run: ReleaseRun) -> RampSeen:
         """The decision on all outcomes so far."""
@@ -94,15 +80,17 @@ class RampStep:
 
     async def _read(self, work: UnitOfWork, experiment_id: str) -> None:
         if self._book.experiment_id != experiment_id:
-            self._book = _Book(experiment_id)
-        book = self._book
-        cursor = None if book.cursor is None else (book.cursor[0] - _OVERLAP_SECONDS, "")
-        while found := await work.arm_outcomes.after(experiment_id, cursor, _PAGE):
-            book.outcomes.update({one.episode_id: one for one in found})
-            cursor = book.cursor = cursor_of(found[-1])
+            self._book = OutcomeBook(experiment_id)
+        await self._book.read(work)
 
 
 async def _open(work: UnitOfWork, run: ReleaseRun) -> ReleaseRun:
+    # Locked: whoever else begins a split or promotes waits, and then sees this one.
+    if (await work.policies.get(run.policy, lock=True)).promoted_version != run.baseline:
+        return run
+    ended_already = await taken_back(work, run)
+    if ended_already:
+        return await ended(work, run, Verdict.REJECTED, reasons=(ended_already,))
     others = [one.id for one in await work.experiments.list(run.policy, "running") if one.kind == "ab"]
     if others:
         # Two splits at once could not be told apart.

@@ -23,7 +23,7 @@ from core.release_rule import Outcome
 from core.release_run import ReleaseRun, Verdict
 from core.shadow import ShadowPair
 from gateway.release_run.base import PairSource
-from gateway.release_run.common import ended, not_served, passed, release_moved, stop_experiment, waiting
+from gateway.release_run.common import ended, not_served, passed, release_moved, stop_experiment, taken_back, waiting
 from store.store import Store
 from store.unit_of_work import UnitOfWork
 
@@ -154,16 +154,19 @@ class ShadowStep:
     async def _pages(self, work: UnitOfWork, run: ReleaseRun) -> AsyncIterator[tuple[Sequence[ShadowPair], Any]]:
         """The pairs that are in the evidence, and no later ones."""
         assert run.shadow_id is not None, "there are no pairs before the Experiment"
-        left, cursor = run.shadow_read, None
-        while left > 0:
-            found, cursor = await self._pairs.after(work, run.shadow_id, cursor, min(left, _PAGE))
+        cursor = None
+        # Not as many as were read: pairs that were erased or moved on since would let later ones in.
+        while run.shadow_cursor is not None and cursor != run.shadow_cursor:
+            found, cursor = await self._pairs.after(work, run.shadow_id, cursor, _PAGE, until=run.shadow_cursor)
             if not found:
                 break
-            left -= len(found)
             yield found, cursor
 
 
 async def _open(work: UnitOfWork, run: ReleaseRun) -> ReleaseRun:
+    ended_already = await taken_back(work, run)
+    if ended_already:
+        return await ended(work, run, Verdict.REJECTED, reasons=(ended_already,))
     plan, identity = run.plan.shadow, ids.new_id(ids.EXPERIMENT)
     release = await release_moved(work, run, ReleaseStatus.SHADOWING)
     await work.experiments.add(

@@ -3,12 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from core.noun import now
 from core.shadow import ShadowPair
 from core.suite import Suite, SuiteResult
 from store.unit_of_work import UnitOfWork
-
-_SETTLE_SECONDS = 2.0
 
 
 class StoredSuites:
@@ -29,13 +26,10 @@ class StoredPairs:
     """Pairs as gateways stored them."""
 
     async def after(
-        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int
+        self, work: UnitOfWork, experiment_id: str, cursor: Any, limit: int, *, until: Any = None
     ) -> tuple[Sequence[ShadowPair], Any]:
-        """Pairs after ``cursor`` (None: from the first on) in a fixed order, and the cursor of the last one."""
-        found, _ = await work.shadow_pairs.after(experiment_id, None if cursor is None else tuple(cursor), limit)
-        # A transaction under way may still add an earlier one: what is too young is read with the next look.
-        settled = [pair for pair in found if pair.created_at < now() - _SETTLE_SECONDS]
-        return settled, [settled[-1].created_at, settled[-1].id] if settled else cursor
+        """Pairs after ``cursor`` (None: from the first on) up to ``until`` in order, and the last one's cursor."""
+        return await work.shadow_pairs.after(experiment_id, cursor, limit, until=until)
 
     async def counts(self, work: UnitOfWork, experiment_id: str) -> Mapping[str, Any]:
         """How many were mirrored, scored, failed and skipped, and why."""

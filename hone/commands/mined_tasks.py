@@ -27,7 +27,7 @@ def mine(
     policy: Annotated[str, typer.Argument(help="Policy whose Episodes are looked at.")],
     domain: Annotated[str | None, typer.Option(help="Only Episodes of this Domain.")] = None,
     split: Annotated[str, typer.Option(help="train, warmup, or heldout where it is really meant.")] = "train",
-    limit: Annotated[int, typer.Option(min=1, help="Most Episodes, the newest first.")] = 1_000,
+    limit: Annotated[int, typer.Option(min=1, help="Most Tasks to propose; the newest Episodes come first.")] = 1_000,
 ) -> None:
     """Propose Tasks from consented Episodes: prompt, files, and a verifier or rubric from the record."""
     wanted = _split(split)

@@ -39,13 +39,14 @@ def run(context: typer.Context) -> None:
 def start(
     candidate: Annotated[str, typer.Argument(help="NAME@VERSION.")],
     plan: Annotated[Path, typer.Option(help="The policy file, TOML or YAML.")],
+    reason: Annotated[str | None, typer.Option(help="Why a version that was rolled back is tried again.")] = None,
 ) -> None:
     """Release a version by a policy file."""
     name = parse_model_name(candidate)
     if name.version is None:
         raise InvalidRequest(f"'{candidate}' names no version", hint="for example coder@3")
     with local_admin(load_settings()) as admin:
-        started = ReleaseClient(admin).start(read_plan(plan, name.name), name.version)
+        started = ReleaseClient(admin).start(read_plan(plan, name.name), name.version, reason)
     _say(started)
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 
 from core.config.learner import LearnerSection
 from learner.estimate.model_shape import ModelShape
+from learner.mixture import uses_reference
 
 HEAD_CHUNK_TOKENS = 512
 """Positions whose logits exist at the same time; as ``learner.policy_model`` has it."""
@@ -36,12 +37,14 @@ class MemoryEstimate:
     allocator: int
     """Freed blocks that the allocator keeps."""
     runtime: int
+    base_copy: int
+    """The Base beside full weights, where the device has it: for a loss that asks it, or as main memory."""
     host: int
-    """In main memory because it was offloaded from the device."""
+    """In main memory and not on the device: what was offloaded, and a Base that only the Probe asks."""
 
     @property
     def total(self) -> int:
-        """Of the device: everything but what was offloaded."""
+        """Of the device: everything but ``host``."""
         return sum(int(getattr(self, field.name)) for field in fields(self)) - self.host
 
 
@@ -66,8 +69,8 @@ def estimate_memory(
     trained = shape.parameters if full else adapter
     stage, part = config.zero_stage, 1 / ranks
     weights = int((shape.parameters + adapter) * weight_bytes * (part if stage == 3 else 1))
-    # In half precision stage 0 adds gradients up in float32; with ZeRO each rank's part becomes float32 for its step.
-    gradient_bytes = weight_bytes + (_FLOAT if half and stage == 0 else 0)
+    # In half precision gradients are added up in float32.
+    gradient_bytes = weight_bytes + (_FLOAT if half else 0)
     gradients = int(trained * gradient_bytes * (part if stage >= 2 else 1))
     copies = 3 if half or stage >= 1 else 2
     optimizer = int(trained * _FLOAT * copies * (part if stage >= 1 else 1))
@@ -86,7 +89,9 @@ def estimate_memory(
     head = int(head_tokens * shape.vocabulary * _FLOAT * _HEAD_COPIES)
     if config.gradient_checkpointing:
         head = max(0, head - int(tokens * layer))  # the head is done before a layer is computed again
-    host = optimizer * config.offload_optimizer + weights * config.offload_parameters
+    base = int(shape.parameters * weight_bytes) if full else 0
+    on_device = device == "cpu" or uses_reference(config)
+    host = optimizer * config.offload_optimizer + weights * config.offload_parameters + base * (not on_device)
     return MemoryEstimate(
         weights=0 if config.offload_parameters else weights,
         gradients=gradients,
@@ -96,6 +101,7 @@ def estimate_memory(
         workspace=workspace,
         allocator=int(_ALLOCATOR_SHARE[device] * (activations + head + workspace)),
         runtime=_RUNTIME_BYTES[device],
+        base_copy=base if on_device else 0,
         host=host,
     )
 

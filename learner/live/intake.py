@@ -11,10 +11,20 @@ from typing import Any
 from core.config.learner_live import LiveSection
 from core.episode import Episode, StopReason
 from core.live import LiveState, RewardBaseline
-from core.live_signals import LiveSignal, Said, read_signal
+from core.live_signals import (
+    LiveSignal,
+    Said,
+    correction_lesson,
+    demonstration_lesson,
+    lessons_of,
+    preference_lesson,
+    read_signal,
+)
 from core.message import Message
 from core.sample import TrainingSample
 from core.turn import Turn
+from learner.end_of_turn import end_of_turn
+from learner.live.quota import tenant_weights
 from learner.mixture import Mixture, PreferencePair
 from learner.samples import episode_samples, token_versions, training_turns
 
@@ -33,7 +43,11 @@ class LiveRefusal(StrEnum):
     OTHER_LINE = "other_line"
     """Sampled by a version that the learner does not come from; no policy gradient."""
     NO_TEXT = "no_text"
-    """A demonstration without text, or behind a prompt that is too long."""
+    """A demonstration without text, with calls of tools, or behind a prompt that is too long."""
+    NOTHING_NEW = "nothing_new"
+    """All that was said has been learned."""
+    CHANGED = "changed"
+    """It was erased, or something else was said, between being found and being used."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +58,8 @@ class LiveEpisode:
     turns: tuple[Turn, ...]
     """Those that may train."""
     signal: LiveSignal
+    lessons: Mapping[str, str]
+    """What of the signal was not learned yet, with digests; see ``core.live_signals.lessons_of``."""
 
     @property
     def episode(self) -> Episode:
@@ -72,15 +88,27 @@ class LiveBatch:
     values: dict[str, float]
 
 
-def take(said: Said, turns: Sequence[Turn], *, policy: str, config: LiveSection) -> LiveEpisode | LiveRefusal:
-    """The Episode with what it can teach, or why it cannot."""
+def take(
+    said: Said,
+    turns: Sequence[Turn],
+    *,
+    policy: str,
+    config: LiveSection,
+    learned: Mapping[str, str] | None = None,
+) -> LiveEpisode | LiveRefusal:
+    """The Episode with what it can teach, or why it cannot. ``learned``: lessons with the digests they had."""
     usable = [turn for turn in training_turns(said.episode, turns) if _answered_by(turn, policy)]
     if not usable:
         return LiveRefusal.NO_TURNS
     signal = read_signal(said, usable, config)
     if not signal.rewards and signal.whole is None and not signal.preferences and not signal.demonstrations:
         return LiveRefusal.NO_SIGNAL
-    return LiveEpisode(said=said, turns=tuple(usable), signal=signal)
+    known = learned or {}
+    lessons = lessons_of(said, signal, usable, config)
+    fresh = {lesson: digest for lesson, digest in lessons.items() if known.get(lesson) != digest}
+    if not fresh:
+        return LiveRefusal.NOTHING_NEW
+    return LiveEpisode(said=said, turns=tuple(usable), signal=signal, lessons=fresh)
 
 
 def build_live_batch(
@@ -103,6 +131,7 @@ def build_live_batch(
         units = [unit for unit in _units(one) if _fresh(unit, line, config, refused)]
         by_domain.setdefault(one.episode.domain or config.domain, []).extend(units)
     shuffler = None if shuffle_seed is None else random.Random(shuffle_seed)
+    weights = tenant_weights(Counter(one.episode.tenant_id for one in chosen), config.tenant_share)
     after = dict(baselines)
     gains: dict[str, dict[str, float]] = {}
     best: dict[str, dict[str, float]] = {}
@@ -114,7 +143,8 @@ def build_live_batch(
             shuffler.shuffle(values)
         before = after.get(domain, RewardBaseline()).model_copy(update={"decay": config.baseline_decay})
         for unit, reward, gain in zip(units, values, before.advantages(values, scale=config.scale), strict=True):
-            _credit(unit, reward, gain, gains=gains, best=best, config=config)
+            weight = weights[unit.source.episode.tenant_id]
+            _credit(unit, reward, gain, weight=weight, gains=gains, best=best, config=config)
         after[domain] = before.taken(values)
     demonstrations, pairs = _imitated(chosen, config, tokenizer, refused, shuffler)
     mixture = Mixture(
@@ -124,10 +154,11 @@ def build_live_batch(
         best=tuple(_samples(chosen, best)),
     ).weighed(config.losses)
     trained = {one.episode.id: one.said.digest for one in chosen}
+    learned = {lesson: digest for one in chosen for lesson, digest in one.lessons.items()}
     return LiveBatch(
         mixture=mixture,
         episode_ids=tuple(trained),
-        state=LiveState(baselines=after, trained=trained),
+        state=LiveState(baselines=after, trained=trained, learned=learned),
         reward_mean=fmean(rewards) if rewards else None,
         values={f"refused_{cause}": float(number) for cause, number in refused.items()}
         | {
@@ -149,10 +180,10 @@ def _units(one: LiveEpisode) -> list[Unit]:
     own = [
         Unit(source=one, turns=(turn,), reward=one.signal.rewards[turn.id])
         for turn in one.turns
-        if turn.id in one.signal.rewards
+        if turn.id in one.signal.rewards and turn.id in one.lessons
     ]
     rest = tuple(turn for turn in one.turns if turn.id not in one.signal.rewards)
-    if one.signal.whole is not None and rest:
+    if one.signal.whole is not None and rest and one.episode.id in one.lessons:
         own.append(Unit(source=one, turns=rest, reward=one.signal.whole))
     return own
 
@@ -174,6 +205,7 @@ def _credit(
     reward: float,
     gain: float,
     *,
+    weight: float,
     gains: dict[str, dict[str, float]],
     best: dict[str, dict[str, float]],
     config: LiveSection,
@@ -183,7 +215,7 @@ def _credit(
     whole = [turn for turn in unit.turns if turn.finish_reason != _CUT_OFF]
     episode_id = unit.source.episode.id
     if limited != 0.0:
-        gains.setdefault(episode_id, {}).update({turn.id: limited for turn in whole})
+        gains.setdefault(episode_id, {}).update({turn.id: limited * weight for turn in whole})
     if gain > 0.0 and reward >= config.losses.rejection_above:
         best.setdefault(episode_id, {}).update({turn.id: 1.0 for turn in whole})
 
@@ -212,17 +244,20 @@ def _imitated(
         turns = {turn.id: turn for turn in one.turns}
         answers = {turn.id: answer_sample(one.episode, turn) for turn in one.turns if _is_whole(one.episode, turn)}
         for better, worse in one.signal.preferences:
-            if better in answers and worse in answers:
+            is_new = preference_lesson(better, worse) in one.lessons
+            if is_new and better in answers and worse in answers:
                 pairs.append(PreferencePair(chosen=answers[better], rejected=answers[worse]))
         for turn_id, message in one.signal.demonstrations.items():
+            is_new, corrects = (name(turn_id) in one.lessons for name in (demonstration_lesson, correction_lesson))
+            if not (is_new or corrects):
+                continue
             sample = demonstration_sample(one.episode, turns[turn_id], message, tokenizer=tokenizer, config=config)
             if sample is None:
                 refused[LiveRefusal.NO_TEXT] += 1
                 continue
-            shown.append(sample)
-            reward = one.signal.rewards.get(turn_id, one.signal.whole)
-            different = turn_id in answers and answers[turn_id].tokens != sample.tokens
-            if reward is not None and reward < config.rejected_below and different:
+            if is_new:
+                shown.append(sample)
+            if corrects and turn_id in answers and answers[turn_id].tokens != sample.tokens:
                 pairs.append(PreferencePair(chosen=sample, rejected=answers[turn_id]))
     if shuffler is not None:
         turned = [PreferencePair(chosen=pair.rejected, rejected=pair.chosen) for pair in pairs]
@@ -242,11 +277,16 @@ def answer_sample(episode: Episode, turn: Turn) -> TrainingSample:
 def demonstration_sample(
     episode: Episode, turn: Turn, message: Message, *, tokenizer: Any, config: LiveSection
 ) -> TrainingSample | None:
-    """The answer as it should have been, behind the very prompt ids that the engine saw; None: it has no text."""
+    """The answer as it should have been, behind the very prompt ids that the engine saw; None: it cannot be shown.
+
+    What a call of a tool looks like to the model is the engine's to know: its text alone would teach not to call.
+    """
     text = message.get("content")
-    if not isinstance(text, str) or not text or len(turn.prompt_ids) > config.sft_prompt_tokens:
+    if message.get("tool_calls") or not isinstance(text, str) or not text:
         return None
-    answer = (*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id)
+    if len(turn.prompt_ids) > config.sft_prompt_tokens:
+        return None
+    answer = (*tokenizer.encode(text, add_special_tokens=False), end_of_turn(tokenizer))
     return _behind(turn, episode, answer, (0.0,) * len(answer), (-1,) * len(answer))
 
 

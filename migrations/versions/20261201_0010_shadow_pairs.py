@@ -24,7 +24,8 @@ def upgrade() -> None:
         sa.Column("episode_id", sa.String(), nullable=False),
         sa.Column("status", sa.String(), nullable=False),
         sa.Column("skipped_because", sa.String(), nullable=True),
-        sa.Column("created_at", sa.Double(), nullable=False),
+        sa.Column("sequence", sa.BigInteger(), nullable=False),
+        sa.Column("candidate_tokens", sa.Integer(), nullable=False),
         sa.Column("payload", sa.Text(), nullable=False),
         sa.Column("schema_version", sa.Integer(), nullable=False),
         sa.ForeignKeyConstraint(
@@ -33,14 +34,25 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_shadow_pairs")),
     )
     op.create_index(
-        op.f("ix_shadow_pairs_experiment_id_created_at_id"),
+        op.f("ix_shadow_pairs_experiment_id_sequence"),
         "shadow_pairs",
-        ["experiment_id", "created_at", "id"],
-        unique=False,
+        ["experiment_id", "sequence"],
+        unique=True,
     )
     op.create_index(op.f("ix_shadow_pairs_episode_id"), "shadow_pairs", ["episode_id"], unique=False)
+    op.create_table(
+        "shadow_skips",
+        sa.Column("experiment_id", sa.String(), nullable=False),
+        sa.Column("reason", sa.String(), nullable=False),
+        sa.Column("requests", sa.Integer(), nullable=False),
+        sa.ForeignKeyConstraint(
+            ["experiment_id"], ["experiments.id"], name=op.f("fk_shadow_skips_experiment_id_experiments")
+        ),
+        sa.PrimaryKeyConstraint("experiment_id", "reason", name=op.f("pk_shadow_skips")),
+    )
 
 
 def downgrade() -> None:
     """Go back to ``down_revision``."""
+    op.drop_table("shadow_skips")
     op.drop_table("shadow_pairs")

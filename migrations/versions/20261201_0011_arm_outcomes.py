@@ -40,8 +40,12 @@ def upgrade() -> None:
         ["experiment_id", "updated_at", "episode_id"],
         unique=False,
     )
+    op.add_column("assignments", sa.Column("tenant_id", sa.String(), nullable=True))
+    op.create_index(op.f("ix_assignments_tenant_id"), "assignments", ["tenant_id"], unique=False)
 
 
 def downgrade() -> None:
     """Go back to ``down_revision``."""
+    op.drop_index(op.f("ix_assignments_tenant_id"), table_name="assignments")
+    op.drop_column("assignments", "tenant_id")
     op.drop_table("arm_outcomes")

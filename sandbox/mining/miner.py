@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -12,7 +12,7 @@ import structlog
 from core.config.learner import LearnerSection
 from core.config.learner_live import MiningSection
 from core.episode import Episode, EpisodeStatus
-from core.errors import NotFound
+from core.errors import NotFound, TaskError
 from core.feedback import Feedback, FeedbackKind
 from core.live_signals import LiveSignal, read_signal, said_about
 from core.mined_task import MINED_TRANSITIONS, MinedStatus, MinedTask
@@ -43,6 +43,8 @@ class MiningRefusal(StrEnum):
     FOREIGN_TOOLS = "foreign_tools"
     """It needs functions of the client, which the sandbox does not have."""
     TOO_LONG = "too_long"
+    UNUSABLE = "unusable"
+    """No verifier can be made of it, such as of a schema that is none."""
     KNOWN = "known"
     """A Task like it was proposed before."""
 
@@ -67,19 +69,22 @@ async def mine(
     split: Split = "train",
     limit: int = 1_000,
 ) -> MiningReport:
-    """Propose Tasks from the newest ``limit`` Episodes of clients with ``policy`` that nothing was mined from yet.
+    """Propose Tasks from Episodes of clients with ``policy`` that nothing was mined from yet, the newest first.
+
+    The pass ends after the Episode with which ``limit`` Tasks are proposed: Episodes that give none never use it up.
 
     Mined Tasks are never held out unless ``split`` asks for it: what a policy learned from cannot test it.
     """
     refused: Counter[str] = Counter()
-    proposed = accepted = 0
-    async with store.reading() as work:
-        episodes = await _episodes(work, config, policy=policy, domain=domain, limit=limit)
-        feedback = await work.feedback.on_episodes([episode.id for episode in episodes])
-    for episode in episodes:
+    looked_at = proposed = accepted = 0
+    async for episode in _episodes(store, config, policy=policy, domain=domain):
+        if proposed >= limit:
+            break
+        looked_at += 1
         async with store.transaction() as work:
             turns = await work.turns.for_episode(episode.id)
-            mined, causes = propose(episode, turns, feedback.get(episode.id, []), config=config, split=split)
+            feedback = (await work.feedback.on_episodes([episode.id])).get(episode.id, [])
+            mined, causes = propose(episode, turns, feedback, config=config, split=split)
             refused.update(causes)
             for one in mined:
                 if not await work.mined.add_many([one]):
@@ -89,8 +94,8 @@ async def mine(
                 if _accepted_unseen(one, config.mining):
                     await decide(work, one.id, accept=True, by=BY_POLICY)
                     accepted += 1
-    log.info("tasks_mined", policy=policy, episodes=len(episodes), proposed=proposed, accepted=accepted)
-    return MiningReport(episodes=len(episodes), proposed=proposed, accepted=accepted, refused=dict(refused))
+    log.info("tasks_mined", policy=policy, episodes=looked_at, proposed=proposed, accepted=accepted)
+    return MiningReport(episodes=looked_at, proposed=proposed, accepted=accepted, refused=dict(refused))
 
 
 def propose(
@@ -125,9 +130,15 @@ def propose(
         if refusal is not None:
             refused[refusal] += 1
             continue
-        task = _task(episode, point, judging, config=config, split=split)
-        for spec in task.verifiers:
-            check_spec(spec)
+        try:
+            task = _task(episode, point, judging, config=config, split=split)
+            for spec in task.verifiers:
+                check_spec(spec)
+        except TaskError as error:
+            # The client wrote what the verifier is made of: it must not end the pass over the others.
+            log.warning("request_not_mined", episode=episode.id, error=error.message)
+            refused[MiningRefusal.UNUSABLE] += 1
+            continue
         found.append(_mined(episode, task, judging))
     return found, refused
 
@@ -153,32 +164,33 @@ async def decide(work: UnitOfWork, mined_id: str, *, accept: bool, by: str, reas
 
 
 async def _episodes(
-    work: UnitOfWork, config: LearnerSection, *, policy: str, domain: str | None, limit: int
-) -> list[Episode]:
+    store: Store, config: LearnerSection, *, policy: str, domain: str | None
+) -> AsyncIterator[Episode]:
+    """Those that may be looked at, the newest first; no transaction is open while one is handed out."""
     since = now() - config.live.max_age_days * _DAY
-    found: list[Episode] = []
     before: str | None = None
-    while len(found) < limit:
-        page = await work.episodes.list(policy=policy, purpose=_CLIENT, limit=_PAGE, before=before)
-        known = await work.mined.mined_from([episode.id for episode in page])
-        found += [
-            episode
-            for episode in page
-            if episode.id not in known
-            and episode.trainable
-            and episode.created_at >= since
-            and episode.status is not EpisodeStatus.INVALID
-            and domain in (None, episode.domain or config.live.domain)
-        ]
+    while True:
+        async with store.reading() as work:
+            page = await work.episodes.list(policy=policy, purpose=_CLIENT, limit=_PAGE, before=before)
+            known = await work.mined.mined_from([episode.id for episode in page])
+        for episode in page:
+            if (
+                episode.id not in known
+                and episode.trainable
+                and episode.created_at >= since
+                and episode.status is not EpisodeStatus.INVALID
+                and domain in (None, episode.domain or config.live.domain)
+            ):
+                yield episode
         if len(page) < _PAGE or page[-1].created_at < since:
-            break
+            return
         before = page[-1].id
-    return found[:limit]
 
 
 def _may_be_mined(episode: Episode, turn: Turn) -> bool:
-    """By consent; a redacted Turn trains no more, as its tokens are gone, but its text may stand in a Task."""
-    return turn.content_kept and (turn.trainable or (turn.redacted and episode.trainable))
+    """By consent to the very call; a redacted Turn trains no more, as its tokens are gone, but its text may stand
+    in a Task."""
+    return turn.content_kept and (turn.trainable or (turn.redacted and turn.consented and episode.trainable))
 
 
 def _reward(point: StartingPoint, signal: LiveSignal) -> float | None:

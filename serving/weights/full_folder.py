@@ -11,6 +11,7 @@ from core.errors import AdapterRejected, CorruptArtefact
 from serving.weights.safetensors_file import TensorEntry, first_not_finite, read_header
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "added_tokens.json")
+_HALVES = frozenset({"F16", "BF16"})
 
 
 def tensors_of(path: Path) -> dict[str, TensorEntry]:
@@ -60,8 +61,11 @@ def check_same_form(path: Path, present: Path) -> None:
         raise AdapterRejected(f"{path} is of another model: {len(wrong)} tensors differ, such as '{wrong[0]}'")
 
 
-def check_full_folder(path: Path, *, base_path: Path) -> None:
+def check_full_folder(path: Path, *, base_path: Path, engine_dtype: str | None = None) -> None:
     """Whether the weights in ``path`` can stand in place of those in ``base_path``. Blocking: reads every byte.
+
+    ``engine_dtype``: what engines run in. Those of ``float32`` take a 16-bit Base's tensors in float32 as well, and
+    lose nothing of them.
 
     Raises CorruptArtefact for files that are missing or malformed; AdapterRejected for a folder that is whole
     but of another model: another tokenizer, other tensors, other shapes or dtypes, numbers that are not finite.
@@ -79,9 +83,13 @@ def check_full_folder(path: Path, *, base_path: Path) -> None:
         expected = base[name]
         if entry.shape != expected.shape:
             raise AdapterRejected(f"'{name}' has shape {entry.shape}, the Base's has {expected.shape}")
-        if entry.dtype != expected.dtype:
+        if entry.dtype != expected.dtype and not _widened(entry.dtype, expected.dtype, engine_dtype):
             raise AdapterRejected(f"'{name}' has dtype {entry.dtype}, the Base's has {expected.dtype}")
     for file in sorted(path.glob("*.safetensors")):
         broken = first_not_finite(file)
         if broken is not None:
             raise AdapterRejected(f"'{broken}' holds numbers that are not finite")
+
+
+def _widened(dtype: str, base_dtype: str, engine_dtype: str | None) -> bool:
+    return engine_dtype == "float32" and dtype == "F32" and base_dtype in _HALVES

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import json
 import os
+import secrets
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -123,7 +124,7 @@ def _kept_key(folder: Path) -> bytes:
 
 def _make_key(path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
+    draft = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
     file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     with os.fdopen(file, "wb") as opened:
         opened.write(base64.b64encode(Ed25519PrivateKey.generate().private_bytes_raw()) + b"\n")

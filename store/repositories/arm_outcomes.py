@@ -22,6 +22,10 @@ class ArmOutcomes(Repository[ArmOutcome]):
         """Insert or replace; to change one, ``get`` it with ``lock`` first."""
         await self._put(outcome)
 
+    async def add_new(self, outcome: ArmOutcome) -> bool:
+        """Add unless the Episode has one; of two that add at once the second waits for the first."""
+        return await self._add_new([outcome]) == 1
+
     async def get(self, experiment_id: str, episode_id: str, *, lock: bool = False) -> ArmOutcome:
         """One Episode's outcome; raises NotFound."""
         return await self._get(experiment_id, episode_id, lock=lock)

@@ -12,6 +12,9 @@ from store.repositories.base import Repository
 from store.tables.checkpoints import CHECKPOINTS
 from store.tables.lineage import LINEAGE
 
+LINEAGE_LOCK = 0x6C696E65
+"""Of the PostgreSQL advisory lock: a withdrawal and a new Checkpoint must not each miss the other."""
+
 
 class Checkpoints(Repository[Checkpoint]):
     """Checkpoints by id, one for each PolicyVersion."""
@@ -38,6 +41,11 @@ class Checkpoints(Repository[Checkpoint]):
             raise NotFound(f"{policy}@{version} has no Checkpoint")
         return found
 
+    async def with_checksum(self, checksum: str) -> Checkpoint | None:
+        """The Checkpoint, of whatever Policy, whose folder has this checksum; None: there is none."""
+        named = CHECKPOINTS.c.payload.contains(f'"checksum":"{checksum}"', autoescape=True)
+        return await self._first(self._select().where(named).order_by(CHECKPOINTS.c.id).limit(1))
+
 
 class Lineage:
     """Which Episodes a Checkpoint saw, and which Checkpoints saw an Episode."""
@@ -48,8 +56,10 @@ class Lineage:
     async def add_many(self, checkpoint_id: str, episode_ids: Sequence[str]) -> int:
         """Note that a Checkpoint saw these Episodes; the number of new ones.
 
+        What is read of Withdrawals afterwards is whole, without any Episodes too: an ancestor may have seen one.
         Raises TaskError when the Task of one of them, or a near-duplicate of its prompt, is held out.
         """
+        await self._connection.exclusive(LINEAGE_LOCK)
         await AskedPrompts(self._connection).train_on(episode_ids)
         statement = self._connection.insert(LINEAGE).on_conflict_do_nothing().returning(LINEAGE.c.episode_id)
         rows = [{"checkpoint_id": checkpoint_id, "episode_id": episode_id} for episode_id in episode_ids]

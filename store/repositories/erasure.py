@@ -9,7 +9,9 @@ from sqlalchemy import Table, delete, select
 from core.stored_completion import StoredCompletion
 from core.stored_response import StoredResponse
 from store.connection import Connection
+from store.repositories.private_tasks import in_domain_of, pages, tasks_of_episode, tasks_of_tenant
 from store.tables.api_keys import API_KEYS
+from store.tables.domains import DOMAINS
 from store.tables.episodes import EPISODES
 from store.tables.metadata import METADATA
 from store.tables.mined_tasks import MINED_TASKS
@@ -32,21 +34,29 @@ class Erasure:
 
     async def attempts(self, episode_id: str) -> list[str]:
         """Ids of the Episodes that attempted a Task mined from this one: they hold its words too."""
-        mined = select(MINED_TASKS.c.id).where(MINED_TASKS.c.episode_id == episode_id)
-        query = select(EPISODES.c.id).where(EPISODES.c.task_id.in_(mined))
-        return sorted(row.id for row in await self._connection.rows(query))
+        found: list[str] = []
+        for page in pages(await tasks_of_episode(self._connection, episode_id)):
+            query = select(EPISODES.c.id).where(EPISODES.c.task_id.in_(page))
+            found += [row.id for row in await self._connection.rows(query)]
+        return sorted(found)
 
     async def episodes_of(self, tenant_id: str, *, limit: int) -> list[str]:
-        """Ids of some of a Tenant's Episodes."""
-        query = select(EPISODES.c.id).where(EPISODES.c.tenant_id == tenant_id).order_by(EPISODES.c.id).limit(limit)
-        return [row.id for row in await self._connection.rows(query)]
+        """Ids of some of a Tenant's Episodes; after these, of whoever's attempts at its private Tasks."""
+        query = select(EPISODES.c.id).order_by(EPISODES.c.id).limit(limit)
+        rows = await self._connection.rows(query.where(EPISODES.c.tenant_id == tenant_id))
+        if rows:
+            return [row.id for row in rows]
+        for page in pages(await tasks_of_tenant(self._connection, tenant_id)):
+            rows = await self._connection.rows(query.where(EPISODES.c.task_id.in_(page)))
+            if rows:
+                return [row.id for row in rows]
+        return []
 
     async def episode(self, tenant_id: str, episode_id: str) -> tuple[Counter[str], list[str]]:
         """Remove an Episode with all that belongs to it; rows removed by table, and keys of blobs to delete then."""
         counts: Counter[str] = Counter()
         blobs = await self._blobs(TURNS.c.episode_id == episode_id)
-        mined = select(MINED_TASKS.c.id).where(MINED_TASKS.c.episode_id == episode_id)
-        counts["tasks"] += await self._connection.change(delete(TASKS).where(TASKS.c.id.in_(mined)))
+        counts["tasks"] += await self._tasks(await tasks_of_episode(self._connection, episode_id))
         for table in _tables("episode_id"):
             counts[table.name] += await self._connection.change(delete(table).where(table.c.episode_id == episode_id))
         counts += await self._answers(tenant_id, episode_id)
@@ -57,8 +67,10 @@ class Erasure:
         """Remove what is left of a Tenant, its keys and itself; counts and blobs as ``episode``."""
         counts: Counter[str] = Counter()
         blobs = await self._blobs(TURNS.c.tenant_id == tenant_id)
-        mined = select(MINED_TASKS.c.id).where(MINED_TASKS.c.tenant_id == tenant_id)
-        counts["tasks"] += await self._connection.change(delete(TASKS).where(TASKS.c.id.in_(mined)))
+        # Before the Suites: they name the Tasks.
+        counts["tasks"] += await self._tasks(await tasks_of_tenant(self._connection, tenant_id))
+        named = in_domain_of(DOMAINS.c.name, tenant_id)
+        counts["domains"] += await self._connection.change(delete(DOMAINS).where(named))
         for table in _tables("tenant_id"):
             counts[table.name] += await self._connection.change(delete(table).where(table.c.tenant_id == tenant_id))
         counts["mined_tasks"] += await self._connection.change(
@@ -67,6 +79,12 @@ class Erasure:
         counts["api_keys"] += await self._connection.change(delete(API_KEYS).where(API_KEYS.c.tenant_id == tenant_id))
         counts["tenants"] += await self._connection.change(delete(TENANTS).where(TENANTS.c.id == tenant_id))
         return +counts, blobs
+
+    async def _tasks(self, task_ids: list[str]) -> int:
+        removed = 0
+        for page in pages(task_ids):
+            removed += await self._connection.change(delete(TASKS).where(TASKS.c.id.in_(page)))
+        return removed
 
     async def _blobs(self, which: object) -> list[str]:
         query = select(TURNS.c.tokens_blob).where(which, TURNS.c.tokens_blob.is_not(None))  # type: ignore[arg-type]

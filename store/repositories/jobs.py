@@ -27,6 +27,12 @@ class Jobs:
             found.update({row.id: JobStatus(row.status) for row in await self._connection.rows(query)})
         return found
 
+    async def open(self, kinds: Collection[str]) -> list[Job]:
+        """Jobs of these kinds that wait or are worked on, in the order of the queue."""
+        going = (JobStatus.QUEUED, JobStatus.LEASED)
+        query = select_jobs().where(JOBS.c.kind.in_(sorted(kinds)), JOBS.c.status.in_(going))
+        return [job_of(row) for row in await self._connection.rows(query.order_by(JOBS.c.sequence))]
+
     async def given_up(self, kind: str, *, limit: int = 100) -> list[Job]:
         """Dead and cancelled jobs of a kind, the newest first."""
         ended = (JobStatus.DEAD, JobStatus.CANCELLED)

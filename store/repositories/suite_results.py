@@ -20,9 +20,9 @@ class SuiteResults(Repository[SuiteResult]):
         """Add or replace."""
         await self._put(result)
 
-    async def get(self, result_id: str) -> SuiteResult:
-        """One SuiteResult; raises NotFound."""
-        return await self._get(result_id)
+    async def get(self, result_id: str, *, lock: bool = False) -> SuiteResult:
+        """One SuiteResult; raises NotFound. With ``lock`` nobody changes it before this transaction ends."""
+        return await self._get(result_id, lock=lock)
 
     async def newest(
         self,

@@ -7,6 +7,7 @@ from sqlalchemy import func, select
 from core.tombstone import Tombstone, TombstoneSubject, Withdrawal
 from store.connection import Connection
 from store.repositories.base import Repository
+from store.repositories.checkpoints import LINEAGE_LOCK
 from store.tables.episodes import EPISODES
 from store.tables.lineage import LINEAGE
 from store.tables.tenants import TENANTS
@@ -42,7 +43,8 @@ class Withdrawals(Repository[Withdrawal]):
         super().__init__(connection, Withdrawal, WITHDRAWALS)
 
     async def add_many(self, withdrawals: Collection[Withdrawal]) -> int:
-        """Add those not known yet; the number added."""
+        """Add those not known yet; the number added. What is read of lineages afterwards is whole."""
+        await self._connection.exclusive(LINEAGE_LOCK)
         return await self._add_new(sorted(withdrawals, key=lambda one: one.episode_id))
 
     async def list(self, *, tenant_id: str | None = None, after: str = "", limit: int = 1_000) -> list[Withdrawal]:

@@ -1,12 +1,14 @@
 """Verdicts and Rewards in the store."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from core.verdict import Reward, Verdict
 from store.connection import Connection
 from store.repositories.base import Repository
 from store.tables.rewards import REWARDS
 from store.tables.verdicts import VERDICTS
+
+_PAGE = 1_000
 
 
 class Verdicts(Repository[Verdict]):
@@ -38,3 +40,12 @@ class Rewards(Repository[Reward]):
     async def get(self, episode_id: str) -> Reward:
         """The Reward of an Episode; raises NotFound."""
         return await self._get(episode_id)
+
+    async def get_many(self, episode_ids: Sequence[str]) -> Mapping[str, Reward]:
+        """Episode → its Reward, of those that have one."""
+        found: dict[str, Reward] = {}
+        for start in range(0, len(episode_ids), _PAGE):
+            chosen = list(episode_ids[start : start + _PAGE])
+            query = self._select().where(REWARDS.c.episode_id.in_(chosen))
+            found |= {one.episode_id: one for one in await self._all(query)}
+        return found

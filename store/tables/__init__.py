@@ -29,6 +29,7 @@ from store.tables.releases import RELEASES
 from store.tables.rewards import REWARDS
 from store.tables.sameness_checks import SAMENESS_CHECKS
 from store.tables.shadow_pairs import SHADOW_PAIRS
+from store.tables.shadow_skips import SHADOW_SKIPS
 from store.tables.stored_completions import STORED_COMPLETION_METADATA, STORED_COMPLETIONS
 from store.tables.stored_responses import STORED_RESPONSES
 from store.tables.suite_results import SUITE_RESULTS
@@ -71,6 +72,7 @@ __all__ = (
     "REWARDS",
     "SAMENESS_CHECKS",
     "SHADOW_PAIRS",
+    "SHADOW_SKIPS",
     "STORED_COMPLETIONS",
     "STORED_COMPLETION_METADATA",
     "STORED_RESPONSES",

@@ -10,5 +10,6 @@ ASSIGNMENTS = Table(
     Column("experiment_id", String, ForeignKey("experiments.id"), primary_key=True),
     Column("key", String, primary_key=True),
     Column("arm", String, nullable=False),
+    Column("tenant_id", String, nullable=True, index=True),
     *noun_columns(),
 )

@@ -1,6 +1,6 @@
-"""Rows of ShadowPairs: one for each request that a shadow mirrored or left out."""
+"""Rows of ShadowPairs: one for each request that a shadow mirrored, in the order in which they were committed."""
 
-from sqlalchemy import Column, Double, ForeignKey, Index, String, Table
+from sqlalchemy import BigInteger, Column, ForeignKey, Index, Integer, String, Table
 
 from store.tables.metadata import METADATA, noun_columns
 
@@ -12,8 +12,10 @@ SHADOW_PAIRS = Table(
     Column("episode_id", String, nullable=False),
     Column("status", String, nullable=False),
     Column("skipped_because", String, nullable=True),
-    Column("created_at", Double, nullable=False),
+    # Microseconds, given under a lock and never twice: who reads in this order misses nothing.
+    Column("sequence", BigInteger, nullable=False),
+    Column("candidate_tokens", Integer, nullable=False),
     *noun_columns(),
-    Index(None, "experiment_id", "created_at", "id"),
+    Index(None, "experiment_id", "sequence", unique=True),
     Index(None, "episode_id"),
 )

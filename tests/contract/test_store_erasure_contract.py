@@ -1,6 +1,7 @@
 """The contract of aliases, promotion races, withdrawal and erasure, on SQLite and on PostgreSQL."""
 
 import asyncio
+import contextlib
 
 import pytest
 
@@ -8,14 +9,19 @@ from core import ids
 from core.access import ApiKey, Scope, Tenant
 from core.alias import Alias
 from core.errors import Conflict, NotFound
+from core.experiment import Arm, Assignment, Experiment
 from core.feedback import Feedback, FeedbackKind
 from core.mined_task import MinedTask
+from core.perturbation import perturbed
 from core.policy import Base, Policy, ServingStatus
 from core.release import ReleaseStatus, ReleaseStep
 from core.stored_completion import StoredCompletion
 from core.stored_response import StoredResponse
+from core.suite import Suite
+from core.task import Domain
 from core.tombstone import Tombstone, TombstoneSubject, Withdrawal
 from core.verdict import Reward
+from gateway.registry.lineage import versions_of
 from gateway.release import ReleaseDesk, base_release
 from store.store import Store
 from store.taint import mark_withdrawn
@@ -200,6 +206,99 @@ async def test_a_tenant_goes_with_its_keys(store: Store) -> None:
         assert blobs == ["turns/ep_one/turn_one"]
         with pytest.raises(NotFound):
             await work.tenants.get("ten_a")
+
+
+async def test_a_tenants_private_tasks_go_with_it(store: Store) -> None:
+    """Tasks of its Suites, their rewordings, its Domain and whoever's attempts; all exported; shared Tasks stay."""
+    await fill(store)
+    made = {"split": "heldout", "domain": "tenant/ten_a/sums"}
+    private = nouns.task("a private question", **made)
+    shared = nouns.task("everybody's question", split="heldout")
+    reworded = perturbed(private, "polite")
+    async with store.transaction() as work:
+        await work.domains.put(Domain(name="tenant/ten_a/sums", kind="text", description="private"))
+        await work.domains.put(Domain(name="tenant/tenXa/sums", kind="text", description="another's"))
+        await work.tasks.add_many([private, shared, reworded])
+        await work.suites.add(Suite(name="public", task_ids=(shared.id,)))
+        await work.suites.add(Suite(name="own", task_ids=(private.id, shared.id), tenant_id="ten_a"))
+        for name, task in (("own", private), ("other", reworded), ("public", shared)):
+            await work.episodes.add(nouns.episode(id=f"ep_{name}", tenant_id="ten_worker", task_id=task.id))
+    async with store.reading() as work:
+        assert await work.erasure.episodes_of("ten_a", limit=10) in (["ep_own"], ["ep_other"], ["ep_other", "ep_own"])
+        rows, _ = await work.holdings.page("tasks", "ten_a", None)
+        assert {row["id"] for row in rows} == {private.id, reworded.id}
+        rows, _ = await work.holdings.page("domains", "ten_a", None)
+        assert [row["name"] for row in rows] == ["tenant/ten_a/sums"]
+    async with store.transaction() as work:
+        while found := await work.erasure.episodes_of("ten_a", limit=10):
+            for episode_id in found:
+                await work.erasure.episode("ten_a", episode_id)
+        counts, _ = await work.erasure.tenant("ten_a")
+    assert (counts["tasks"], counts["domains"], counts["suites"]) == (2, 1, 1)
+    async with store.reading() as work:
+        assert await work.tasks.list() == [shared]
+        assert [one.name for one in await work.domains.list()] == ["tenant/tenXa/sums"]
+        with pytest.raises(NotFound):
+            await work.episodes.get("ep_own")
+        assert (await work.episodes.get("ep_public")).task_id == shared.id
+
+
+async def test_rewordings_of_a_mined_task_go_with_its_episode(store: Store) -> None:
+    """A withdrawn Episode's Task leaves no copy of its words, nor an attempt at one."""
+    await fill(store, "one")
+    reworded = perturbed(mined("ep_one").task, "polite")
+    async with store.transaction() as work:
+        await work.tasks.add_many([reworded])
+        await work.episodes.add(nouns.episode(id="ep_try", tenant_id="ten_worker", task_id=reworded.id))
+        assert await work.erasure.attempts("ep_one") == ["ep_try"]
+    await withdraw(store, "one")
+    async with store.reading() as work:
+        assert await work.tasks.list() == []
+
+
+async def test_a_tenants_assignments_go_with_it(store: Store) -> None:
+    """They name a user, as a digest; another Tenant's stay."""
+    arms = (Arm(name="promoted", version=1, share=0.5), Arm(name="candidate", version=2, share=0.5))
+    async with store.transaction() as work:
+        await work.experiments.add(Experiment(id="exp_a", policy="coder", kind="ab", arms=arms, salt="s"))
+        for tenant in ("ten_a", "ten_b"):
+            await work.assignments.add(
+                Assignment(experiment_id="exp_a", key=tenant, arm="candidate", bucket=0.9, tenant_id=tenant)
+            )
+        rows, _ = await work.holdings.page("assignments", "ten_a", None)
+        assert [row["key"] for row in rows] == ["ten_a"]
+        counts, _ = await work.erasure.tenant("ten_a")
+        assert counts["assignments"] == 1
+        assert (await work.assignments.get("exp_a", "ten_b")).tenant_id == "ten_b"
+
+
+async def test_a_withdrawal_and_a_publication_never_miss_each_other(policy_store: Store) -> None:
+    """Whichever commits first, the version that saw the Episode is marked, however they interleave."""
+    seen, saw = asyncio.Event(), asyncio.Event()
+
+    async def both(first: asyncio.Event, second: asyncio.Event) -> None:
+        # On PostgreSQL both are open at once; where there is one writer, or a lock, the other waits its turn.
+        first.set()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(0.3):
+                await second.wait()
+
+    async def publish() -> None:
+        async with policy_store.transaction() as work:
+            await work.lineage.add_many("ckpt_3", ["ep_x"])
+            await mark_withdrawn(work, "coder", [3])
+            await both(saw, seen)
+
+    async def erase() -> None:
+        async with policy_store.transaction() as work:
+            await work.withdrawals.add_many([Withdrawal(episode_id="ep_x", tenant_id="ten_a", tombstone_id="t")])
+            numbers = {one.version for one in await versions_of(work, "ep_x")}
+            await mark_withdrawn(work, "coder", numbers)
+            await both(seen, saw)
+
+    await asyncio.gather(publish(), erase())
+    async with policy_store.reading() as work:
+        assert (await work.versions.get("coder", 3)).saw_withdrawn == 1
 
 
 async def test_versions_that_saw_it_are_marked(policy_store: Store) -> None:

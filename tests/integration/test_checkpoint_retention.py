@@ -9,45 +9,22 @@ from pathlib import Path
 import pytest
 
 from core.config.schema import HoneConfig
-from core.policy import Base, Policy, PolicyVersion, ServingStatus
-from core.release import Release, ReleaseStatus
-from learner.retention import remove_orphans, remove_superseded, superseded
+from core.errors import Conflict
+from core.experiment import Arm, Experiment
+from core.policy import Base, Policy, ServingStatus
+from core.release import ReleaseStep
+from core.release_evidence import rule_of
+from core.release_rule import open_trial
+from core.release_run import ReleaseRun
+from core.run import RunStatus, StepMetrics, TrainingRun
+from learner.retention import remove_orphans, remove_superseded
+from store.held_versions import pin
 from store.migrate import upgrade
 from store.store import Store
+from tests.release_harness import plan
 
 POLICY = "coder"
 GONE = ServingStatus.UNLOADED
-
-
-def _version(number: int, serving: ServingStatus = GONE, pins: tuple[str, ...] = ()) -> PolicyVersion:
-    return PolicyVersion(
-        policy=POLICY,
-        version=number,
-        kind="lora",
-        origin="grpo",
-        checkpoint_id=f"ckpt_{number}",
-        serving=serving,
-        pins=pins,
-    )
-
-
-def _names(versions: list[PolicyVersion], *, keep: int = 1, needed: tuple[int, ...] = ()) -> list[int]:
-    policy = Policy(name=POLICY, base="tiny", promoted_version=2, previous_version=1)
-    releases = [
-        Release(id="rel_3", policy=POLICY, version=3, status=ReleaseStatus.RAMPING),
-        Release(id="rel_4", policy=POLICY, version=4, status=ReleaseStatus.REJECTED),
-    ]
-    return [one.version for one in superseded(policy, versions, releases, keep=keep, needed=needed)]
-
-
-def test_only_what_nobody_needs_goes() -> None:
-    """Promoted, previous, ramping, pinned, loaded, needed and newest versions stay; the others go."""
-    versions = [_version(number) for number in range(1, 8)]
-    versions += [_version(8, pins=("operator",)), _version(9, ServingStatus.LIVE), _version(10)]
-    assert _names(versions) == [7, 6, 5, 4]
-    assert _names(versions, keep=5) == [5, 4]
-    assert _names(versions, needed=(7, 4)) == [6, 5]
-    assert _names(versions, keep=0) == []
 
 
 @pytest.fixture
@@ -87,6 +64,64 @@ async def test_folders_go_and_records_stay(store, tmp_path) -> None:
     assert sorted(path.name for path in root.iterdir()) == ["ckpt_2", "ckpt_3"]
     async with store.reading() as work:
         assert len(await work.versions.list(POLICY)) == 3
+        assert [one.version for one in await work.versions.list(POLICY) if one.files_removed_at is not None] == [1]
+    with pytest.raises(Conflict, match="deleted"):
+        await pin(store, POLICY, 1, "operator")
+
+
+async def test_what_is_compared_or_released_keeps_its_folder(store, tmp_path) -> None:
+    """Versions of an open release and of a running Experiment stay, and so does what the learner itself needs."""
+    root, trial = tmp_path / "checkpoints", open_trial(rule_of(plan()))
+    async with store.transaction() as work:
+        for number in range(1, 6):
+            minted = await work.versions.mint(POLICY, kind="lora", origin="grpo", checkpoint_id=f"ckpt_{number}")
+            await work.versions.update(minted.model_copy(update={"serving": GONE}))
+            _folder(root, f"ckpt_{number}")
+        run = ReleaseRun(
+            id="run_1",
+            policy=POLICY,
+            version=1,
+            baseline=0,
+            plan=plan(),
+            open_policy=POLICY,
+            trial=trial,
+            live=trial,
+            step=ReleaseStep.EVALUATION,
+        )
+        await work.release_runs.add(run)
+        arms = (Arm(name="promoted", version=0, share=0.5), Arm(name="candidate", version=2, share=0.5))
+        await work.experiments.add(Experiment(id="exp_1", policy=POLICY, kind="ab", arms=arms, salt="s"))
+    assert await remove_superseded(store, POLICY, root, keep=1, needed=(3,)) == 1
+    assert sorted(path.name for path in root.iterdir()) == ["ckpt_1", "ckpt_2", "ckpt_3", "ckpt_5"]
+
+
+async def test_what_a_run_or_a_job_works_on_keeps_its_folder(store, tmp_path) -> None:
+    """Start and newest version of an unfinished run stay, and what open jobs name; those of ended ones go."""
+    root = tmp_path / "checkpoints"
+    async with store.transaction() as work:
+        for number in range(1, 8):
+            minted = await work.versions.mint(POLICY, kind="lora", origin="grpo", checkpoint_id=f"ckpt_{number}")
+            await work.versions.update(minted.model_copy(update={"serving": GONE}))
+            _folder(root, f"ckpt_{number}")
+        for name, start, status in (("run_1", 1, RunStatus.RUNNING), ("run_2", 2, RunStatus.FINISHED)):
+            step = StepMetrics(step=1, version=start + 2, loss=0.0, gradient_norm=0.0)
+            await work.runs.put(
+                TrainingRun(
+                    id=name,
+                    policy=POLICY,
+                    algorithm="grpo",
+                    start_version=start,
+                    domains=("d",),
+                    planned_steps=2,
+                    seed=0,
+                    status=status,
+                    steps=(step,),
+                )
+            )
+    await store.queue.enqueue("train", {"policy": POLICY, "start_version": 5})
+    await store.queue.enqueue("evaluate", {"policy": "another", "version": 6, "baseline_version": 2})
+    assert await remove_superseded(store, POLICY, root, keep=1, needed=()) == 3
+    assert sorted(path.name for path in root.iterdir()) == ["ckpt_1", "ckpt_3", "ckpt_5", "ckpt_7"]
 
 
 async def test_what_was_never_published_goes_when_it_is_old(store, tmp_path) -> None:

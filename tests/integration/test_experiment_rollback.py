@@ -20,7 +20,7 @@ from gateway.app import create_app
 from gateway.experiments.webhooks import sign
 from gateway.state import Gateway
 from store.store import Store
-from tests.experiments_harness import ask, ask_as, begin, outcomes, with_candidate
+from tests.experiments_harness import NEARLY_ALL, ask, ask_as, begin, outcomes, with_candidate
 from tests.gateway_harness import POLICY, Harness, running_gateway, served
 from tests.scripted_engine import ScriptedEngine
 
@@ -175,7 +175,7 @@ async def test_a_refused_version_ends_the_ramp(harness: Harness):
 async def test_log_probs_that_are_no_numbers_end_the_ramp(harness: Harness):
     """An engine that answers for the candidate with ``null`` in place of a log-prob is found out by one answer."""
     version = await with_candidate(harness)
-    experiment = await begin(harness, version, share=1.0)
+    experiment = await begin(harness, version, share=NEARLY_ALL)
     engine = ScriptedEngine()
     engine.logprob = None
     await engine.start()
@@ -252,7 +252,7 @@ async def test_every_gateway_routes_back_after_one_event(database, request, open
             version = await with_candidate(harness)
             gateways = [harness.gateway, other_app.state.gateway]
             await gateways[1].routing.refresh()
-            experiment = await begin(harness, version, share=1.0)
+            experiment = await begin(harness, version, share=NEARLY_ALL)
             async with asyncio.timeout(30):
                 while any(gateway.experiments.live.running is None for gateway in gateways):
                     await asyncio.sleep(0.01)

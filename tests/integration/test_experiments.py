@@ -1,12 +1,22 @@
 """A/B Experiments on live traffic: who gets which arm, what the headers and the record say, and what comes of it."""
 
+import asyncio
+
 import pytest
 
+from core.arm_outcome import ArmOutcome
 from core.deployment import DeploymentStatus
+from core.errors import Conflict
+from core.experiment import Arm, Experiment
 from core.release import ReleaseStatus
+from core.task import Domain
 from core.variant import Variant
-from tests.experiments_harness import CHAT, PATH, ask, ask_as, begin, outcomes, with_candidate
+from gateway.experiments.exposure import key_digest
+from gateway.release_run.promotion_step import CONTROLLER
+from tests import nouns
+from tests.experiments_harness import CHAT, NEARLY_ALL, PATH, ask, ask_as, begin, outcomes, with_candidate
 from tests.gateway_harness import POLICY, QUESTION, Harness, hone_headers, running_gateway
+from tests.scripted_engine import ScriptedEngine
 
 QUIET = {"experiments.watch_seconds": 0.0}
 
@@ -55,7 +65,7 @@ async def test_conversations_are_split_and_stay_on_their_arm(harness: Harness):
 async def test_pinned_names_and_other_names_are_left_alone(harness: Harness):
     """``coder@N``, ``coder@promoted`` and the Base's own name mean what they say."""
     version = await with_candidate(harness)
-    await begin(harness, version, share=1.0)
+    await begin(harness, version, share=NEARLY_ALL)
     for name, number in (
         (f"{POLICY}@0", "0"),
         (f"{POLICY}@promoted", "0"),
@@ -88,6 +98,13 @@ async def test_a_user_keeps_an_arm_over_conversations(harness: Harness, body, he
     assert not any("u1" in one.key for one in found.values())
 
 
+def test_a_users_digest_hangs_on_the_secret():
+    """Who knows the user's name and not the secret computes another digest; however long the secret is."""
+    digests = [key_digest(secret, "ten_a", "user", "ann") for secret in (b"", b"one", b"two", b"x" * 200)]
+    assert len(set(digests)) == 4
+    assert digests[1] == key_digest(b"one", "ten_a", "user", "ann") != key_digest(b"one", "ten_b", "user", "ann")
+
+
 async def test_one_api_key_is_one_arm(harness: Harness):
     """With the API key as what sticks, every conversation of a key has the same arm."""
     version = await with_candidate(harness)
@@ -99,7 +116,7 @@ async def test_a_conversation_older_than_the_experiment_stays_out(harness: Harne
     """It keeps its version, is told nothing, and leaves no outcome."""
     version = await with_candidate(harness)
     before = await ask(harness)
-    experiment = await begin(harness, version, share=1.0)
+    experiment = await begin(harness, version, share=NEARLY_ALL)
     after = await ask(harness, **{"x-hone-episode-id": before["episode-id"]})
     assert after["policy-version"] == "0"
     assert "arm" not in after
@@ -126,7 +143,7 @@ async def test_a_ramp_moves_on_and_conversations_keep_their_version(harness: Har
 async def test_a_candidate_that_nobody_holds_falls_back_and_says_so(harness: Harness):
     """The promoted version answers, headers and metrics say it, and the Episode is left out of the comparison."""
     version = await with_candidate(harness)
-    experiment = await begin(harness, version, share=1.0)
+    experiment = await begin(harness, version, share=NEARLY_ALL)
     await harness.deploy("dep_a", versions=())
     headers = await ask(harness)
     assert (headers["arm"], headers["arm-assigned"], headers["policy-version"]) == ("promoted", "candidate", "0")
@@ -142,7 +159,7 @@ async def test_a_candidate_that_nobody_holds_falls_back_and_says_so(harness: Har
 async def test_a_broken_candidate_breaks_no_answer(harness: Harness):
     """A first request whose candidate does not answer is answered by the promoted version; the failure is counted."""
     version = await with_candidate(harness)
-    experiment = await begin(harness, version, share=1.0)
+    experiment = await begin(harness, version, share=NEARLY_ALL)
     await harness.add_engine("dep_b")
     await harness.engines["dep_a"].stop()
     headers = await ask(harness)
@@ -170,7 +187,7 @@ async def test_variants_can_be_compared(harness: Harness):
 async def test_streams_and_unattended_answers_are_exposed_alike(harness: Harness):
     """A stream says its arm in its head, and is counted."""
     version = await with_candidate(harness)
-    experiment = await begin(harness, version, share=1.0)
+    experiment = await begin(harness, version, share=NEARLY_ALL)
     response = await harness.post(PATH, CHAT | {"stream": True})
     headers = hone_headers(response)
     assert (headers["arm"], headers["policy-version"]) == ("candidate", str(version))
@@ -183,6 +200,8 @@ async def test_streams_and_unattended_answers_are_exposed_alike(harness: Harness
 async def test_feedback_reaches_the_outcome_however_late(harness: Harness):
     """At once, changed later, and after the Experiment was stopped; a rating of another scale says nothing."""
     version = await with_candidate(harness)
+    async with harness.store.transaction() as work:
+        await work.domains.put(Domain(name="maths", kind="text", description="sums"))
     experiment = await begin(harness, version)
     headers = await ask(harness, {"metadata": {"hone_domain": "maths"}})
     episode_id = headers["episode-id"]
@@ -201,6 +220,69 @@ async def test_feedback_reaches_the_outcome_however_late(harness: Harness):
     assert status == 200
     assert await say("score", 0.5) == 0.75
     assert (await outcomes(harness, experiment.id))[episode_id].updated_at > first[episode_id].updated_at
+
+
+async def test_what_a_client_calls_a_domain_is_kept_only_where_there_is_one(harness: Harness):
+    """Text of its own and another Tenant's private Domain do not get into the outcome."""
+    version = await with_candidate(harness)
+    async with harness.store.transaction() as work:
+        await work.domains.put(Domain(name="tenant/ten_other/x", kind="text", description="private"))
+    experiment = await begin(harness, version)
+    for said in ("ann@example.org, her tax", "tenant/ten_other/x"):
+        await ask(harness, {"metadata": {"hone_domain": said}})
+    found = await outcomes(harness, experiment.id)
+    assert [one.domain for one in found.values()] == [None, None]
+
+
+async def test_who_gives_up_on_a_silent_candidate_is_counted(harness: Harness):
+    """A client that leaves before the answer began is a request of its arm, and slow where it waited too long."""
+    version = await with_candidate(harness)
+    experiment = await begin(harness, version, share=NEARLY_ALL, guardrails={"slow_seconds": 0.000001})
+    engine = ScriptedEngine(forever=True)
+    await engine.start()
+    await harness.engines["dep_a"].stop()
+    harness.engines["dep_a"] = engine
+    await harness.deploy("dep_a", versions=(version,))
+    for headers in ({}, {"idempotency-key": "once"}):
+        engine.begun.clear()
+        waiting = asyncio.ensure_future(harness.post(PATH, CHAT, **headers))
+        await engine.begun.wait()
+        waiting.cancel()
+        await asyncio.wait([waiting])
+        await engine.left.wait()
+        engine.left.clear()
+    found: dict[str, ArmOutcome] = {}
+    async with asyncio.timeout(10):
+        while len(found) < 2:
+            await asyncio.sleep(0.02)
+            found = await outcomes(harness, experiment.id)
+    assert [(one.arm, one.events, one.mixed) for one in found.values()] == [("candidate", {"slow": 1}, False)] * 2
+    engine.forever = False
+
+
+async def test_without_content_the_events_of_an_answer_are_counted_still(harness: Harness):
+    """Length, refusals and bad calls come without consent as with it, whole and as a stream; no text is kept."""
+    version = await with_candidate(harness)
+    experiment = await begin(harness, version, share=NEARLY_ALL)
+    engine = ScriptedEngine(finish_reason="length")
+    await engine.start()
+    await harness.engines["dep_a"].stop()
+    harness.engines["dep_a"] = engine
+    await harness.deploy("dep_a", versions=(version,))
+    cut = [(await ask(harness, {"stream": stream}))["episode-id"] for stream in (False, True)]
+    engine.finish_reason = "stop"
+    engine.message = {"role": "assistant", "content": "I cannot help with that."}
+    engine.deltas = [{"content": "I cannot "}, {"content": "help with that."}]
+    refused = [(await ask(harness, {"stream": stream}))["episode-id"] for stream in (False, True)]
+    call = {"id": "c1", "type": "function", "function": {"name": "add", "arguments": "{not json"}}
+    engine.message = {"role": "assistant", "content": None, "tool_calls": [call]}
+    engine.deltas = [{"tool_calls": [{"index": 0, **call}]}]
+    called = [(await ask(harness, {"stream": stream}))["episode-id"] for stream in (False, True)]
+    found = await outcomes(harness, experiment.id)
+    for episodes, event in ((cut, "long"), (refused, "refusal"), (called, "invalid_tool_call")):
+        assert [found[one].events for one in episodes] == [{event: 1}] * 2
+    turns = await harness.turns(refused[0])
+    assert [(one.content_kept, one.response, one.finish_reason) for one in turns] == [(False, {}, "stop")]
 
 
 async def test_a_clients_verdict_reaches_the_outcome(harness: Harness):
@@ -246,7 +328,47 @@ async def test_experiments_need_live_versions_and_one_at_a_time(harness: Harness
     assert (status, experiment.id in message) == (409, True)
     async with harness.store.reading() as work:
         release = await work.releases.get(POLICY, version)
-    assert (release.status, release.missing) == (ReleaseStatus.RAMPING, ("evaluation",))
+    assert (release.status, release.missing) == (ReleaseStatus.RAMPING, ("evaluation", "shadow"))
+
+
+async def test_what_is_missing_before_a_ramp_needs_a_reason_on_record(harness: Harness):
+    """An evaluated candidate that was not shadowed, as its release policy asks, gets traffic only with a reason."""
+    version = await with_candidate(harness)
+    async with harness.store.transaction() as work:
+        evidence = {"evaluation": {"proven_better": True}}
+        await work.releases.add(
+            nouns.release(policy=POLICY, version=version, evidence=evidence, status=ReleaseStatus.EVALUATED)
+        )
+    body = {"policy": POLICY, "candidate_version": version, "share": 0.5}
+    status, answer = await harness.admin("POST", "/experiments", body)
+    assert (status, "shadow: no evidence" in answer["error"]["message"]) == (409, True)
+    status, answer = await harness.admin("POST", "/experiments", body | {"share": 1.0, "reason": "now"})
+    assert (status, answer["error"]["param"]) == (400, "share")
+    await begin(harness, version)
+    async with harness.store.reading() as work:
+        release = await work.releases.get(POLICY, version)
+    assert (release.status, release.missing, release.reason) == (ReleaseStatus.RAMPING, ("shadow",), "a test")
+
+
+async def test_an_experiment_compares_with_what_is_promoted_when_it_begins(harness: Harness):
+    """Arms that were chosen before a promotion are refused, and so is a version whose files are gone."""
+    version = await with_candidate(harness)
+    arms = (Arm(name="promoted", version=version, share=0.5), Arm(name="candidate", version=0, share=0.5))
+    stale = Experiment(id="exp_stale", policy=POLICY, kind="ab", arms=arms, salt="s")
+    with pytest.raises(Conflict, match="promoted by now"):
+        await harness.gateway.experiments.desk.begin(CONTROLLER, stale, reason="a test")
+    async with harness.store.transaction() as work:
+        gone = await work.versions.get(POLICY, version, lock=True)
+        await work.versions.update(gone.model_copy(update={"files_removed_at": 1.0}))
+    body = {"policy": POLICY, "candidate_version": version, "reason": "a test"}
+    status, answer = await harness.admin("POST", "/experiments", body)
+    assert (status, "deleted" in answer["error"]["message"]) == (409, True)
+
+
+async def test_a_version_beyond_all_numbers_is_a_clients_mistake(harness: Harness):
+    """What no database column holds is refused by name."""
+    body = {"policy": POLICY, "candidate_version": 99999999999999999999}
+    assert (await harness.admin("POST", "/experiments", body))[0] == 400
 
 
 async def test_the_admin_api_shows_lists_and_reports(harness: Harness):

@@ -138,7 +138,9 @@ async def _what_is_said_later(harness, users, episodes, newest: int) -> None:
     assert (job.result["versions"], run.steps) == ([], ())
     changed = [user for user in users if user.consents][:8]
     for user in changed:
-        said = {"episode_id": episodes[user.key], "name": "score", "value": 0.9}
+        async with harness.store.reading() as work:
+            (turn,) = await work.turns.for_episode(episodes[user.key])
+        said = {"turn_id": turn.id, "name": "score", "value": 0.9}
         assert (await harness.post("/v1/feedback", said, user.key)).status == 201
     async with harness.store.reading() as work:
         known = (await work.checkpoints.for_version(POLICY, newest)).provenance.live

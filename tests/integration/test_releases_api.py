@@ -99,6 +99,26 @@ async def test_a_release_from_start_to_promotion(harness: Harness) -> None:
     assert {"release.start", "release.approve", "policy.promote"} <= {one["action"] for one in records}
 
 
+async def test_a_ramp_that_a_release_owns_is_moved_by_its_plan_alone(harness: Harness) -> None:
+    """An operator may stop it, but moves it on only by approving or skipping; the plan's stages stay its own."""
+    ramp = [{"share": 0.1, "min_seconds": 0, "min_episodes": 10_000}, {"share": 1.0}]
+    _, started = await harness.admin("POST", "/releases", body(ramp=ramp))
+    run = await finished(harness.store, started["id"])
+    status, answer = await harness.admin("POST", f"/experiments/{run.ramp_id}/share", {"share": 0.9})
+    assert (status, run.id in answer["error"]["message"]) == (409, True)
+    status, _ = await harness.admin("POST", f"/experiments/{run.ramp_id}/stop", {"reason": "enough"})
+    assert (status, (await finished(harness.store, run.id)).status) == (200, RunStatus.ROLLED_BACK)
+    assert (await harness.admin("POST", "/releases", body()))[0] == 409
+    status, again = await harness.admin("POST", "/releases", body() | {"reason": "it was the plan"})
+    assert (status, again["decisions"][0]["reasons"]) == (201, ["it was the plan"])
+
+
+@pytest.mark.parametrize("version", ["99999999999999999999", "1000000000", "%C2%B2", "-1"])
+async def test_a_version_that_is_no_number_names_no_release(harness: Harness, version: str) -> None:
+    """Whatever follows the name, the answer is that there is none."""
+    assert (await harness.admin("GET", f"/releases/{POLICY}@{version}"))[0] in (400, 404)
+
+
 async def test_skipping_and_stopping_need_reasons_and_a_writer(harness: Harness) -> None:
     """What people do is refused without a reason or the scope, and stands in the decisions."""
     _, started = await harness.admin("POST", "/releases", body())

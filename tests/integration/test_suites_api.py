@@ -6,7 +6,7 @@ from tests.gateway_harness import POLICY, running_gateway
 
 
 async def test_suites_are_run_shown_and_compared(database_url, open_store, make_config):
-    """A run is a job; results are listed, summarised and compared; a Suite that is not there is a 404."""
+    """A run is a job; results are listed, summarised and compared; what is not there, or no id, is refused."""
     store = await open_store(database_url)
     made = standard_suite("letters", tasks=4, perturbations=())
     async with running_gateway(store, make_config, {"store.url": database_url}) as harness:
@@ -35,6 +35,10 @@ async def test_suites_are_run_shown_and_compared(database_url, open_store, make_
         assert (status, job["kind"], job["payload"]["suite_version"]) == (202, "run_suite", 1)
         status, _ = await harness.admin("POST", "/suite-results", {"suite": "none", "policy": POLICY, "version": 0})
         assert status == 404
+        far = {"suite": "letters", "policy": POLICY, "version": 99999999999999999999}
+        assert (await harness.admin("POST", "/suite-results", far))[0] == 400
+        status, _ = await harness.admin("GET", "/suite-results/compare?candidate=sres_1%00&baseline=sres_0")
+        assert status == 400
         _, lines = await harness.admin("GET", "/suite-results")
         assert {one["id"]: one["made"] for one in lines} == {"sres_0": 4, "sres_1": 4}
         _, shown = await harness.admin("GET", "/suite-results/sres_1")

@@ -14,12 +14,17 @@ from core import ids
 from core.access import Scope, Tenant
 from core.errors import RequestError
 from core.policy import ServingStatus
+from core.tombstone import Tombstone, TombstoneSubject, Withdrawal
 from gateway.capture.drain import REJECTED
 from gateway.capture.frames import frame_parts
 from gateway.capture.journal import Journal, journal_root
+from gateway.erasure.export import export_tenant
 from gateway.erasure.set_aside import remove_set_aside
+from gateway.erasure.sweep import SetAsideSweep
 from hone.admin_client import AdminClient
 from serving.weights.folder import folder_checksum
+from serving.weights.signing import KEY_FILE, signer_of
+from store.repositories.holdings import Holdings
 from tests import nouns
 from tests.captured_calls import captured_call
 from tests.gateway_harness import POLICY, TENANT, Harness, running_gateway
@@ -83,6 +88,23 @@ async def test_an_alias_names_a_version_in_the_openai_api(harness: Harness) -> N
     assert (status, body["error"]["code"]) == (404, "model_not_found")
 
 
+async def test_pruning_marks_only_what_it_removed(harness: Harness, tmp_path: Path) -> None:
+    """A folder on another machine, and one that cannot be moved, leave their versions as they were."""
+    for number in (1, 2):
+        await add_checkpoint(harness, number, tmp_path / str(number))
+        async with harness.store.transaction() as work:
+            for serving in (ServingStatus.DRAINING, ServingStatus.UNLOADED):
+                version = await work.versions.get(POLICY, number, lock=True)
+                await work.versions.update(version.model_copy(update={"serving": serving, "pins": ()}))
+    (tmp_path / "1").rename(tmp_path / "elsewhere")
+    # In the way of the rename, as a folder that is not empty.
+    (tmp_path / ".2.removed" / "x").mkdir(parents=True)
+    rule = {"keep": 0, "days": 0, "dry_run": False}
+    assert await harness.admin("POST", f"/policies/{POLICY}/prune", rule) == (200, [])
+    async with harness.store.reading() as work:
+        assert [one.files_removed_at for one in await work.versions.list(POLICY)] == [None, None]
+
+
 async def test_candidate_is_the_newest_on_its_way(harness: Harness) -> None:
     """Without being set it follows the Releases, and promotion moves ``promoted`` and ``previous``."""
     async with harness.store.transaction() as work:
@@ -117,6 +139,42 @@ async def test_notes_signatures_and_lineage(harness: Harness, tmp_path: Path) ->
     assert [(one["version"], one["direct"]) for one in seen] == [(1, True)]
     _, records = await harness.admin("GET", "/audit")
     assert {"version.note", "version.sign"} <= {one["action"] for one in records}
+
+
+async def test_a_key_that_others_can_read_is_a_conflict(harness: Harness, tmp_path: Path) -> None:
+    """Neither signing nor verifying ends in a fault of the server; once it is put right both go on."""
+    await add_checkpoint(harness, 1, tmp_path / "one")
+    path = f"/policies/{POLICY}/versions/1"
+    key_file = harness.config.data_dir / KEY_FILE
+    if not key_file.exists():
+        signer_of(harness.config)
+    key_file.chmod(0o644)
+    for method, route in (("GET", "verify"), ("POST", "sign")):
+        status, answer = await harness.admin(method, f"{path}/{route}")
+        assert (status, "read by others" in answer["error"]["message"]) == (409, True)
+    key_file.chmod(0o600)
+    assert (await harness.admin("POST", f"{path}/sign"))[0] == 200
+    assert (await harness.admin("GET", f"{path}/verify"))[1]["signature"] == "good"
+
+
+async def test_a_turn_that_is_withdrawn_meanwhile_is_left_out_of_an_export(
+    harness: Harness, tmp_path: Path, monkeypatch
+) -> None:
+    """The export goes on with the others."""
+    async with harness.store.transaction() as work:
+        await work.tenants.add(Tenant(id="ten_d", name="D"))
+        await work.episodes.add(nouns.episode(id="ep_d", tenant_id="ten_d"))
+        names = ("turn_d", "turn_e")
+        await work.turns.add_many([nouns.turn(id=name, episode_id="ep_d", tenant_id="ten_d") for name in names])
+    paged = Holdings.page
+
+    async def page(self, table, tenant_id, after):
+        rows, last = await paged(self, table, tenant_id, after)
+        return ([{"id": "turn_gone"}, *rows] if table == "turns" else rows), last
+
+    monkeypatch.setattr(Holdings, "page", page)
+    manifest = await export_tenant(harness.store, "ten_d", tmp_path / "d.tar.gz")
+    assert manifest["files"]["turns.jsonl"]["rows"] == 2
 
 
 async def test_pruning_leaves_what_is_needed(harness: Harness, tmp_path: Path) -> None:
@@ -191,6 +249,27 @@ def test_what_was_put_aside_goes_too(tmp_path: Path) -> None:
     (tmp_path / REJECTED / "broken.call").write_bytes(b"?")
     assert remove_set_aside(tmp_path, {captured_call(1).episode_id}, set()) == 1
     assert sorted(file.name for file in (tmp_path / REJECTED).iterdir()) == ["2.call", "broken.call"]
+
+
+async def test_another_machine_sweeps_what_it_put_aside(harness: Harness, tmp_path: Path) -> None:
+    """Without being told, and as often as it takes: of a withdrawn Episode and of an erased Tenant."""
+    (tmp_path / REJECTED).mkdir()
+    for number, tenant in ((1, TENANT), (2, "ten_gone"), (3, TENANT)):
+        data = b"".join(frame_parts(captured_call(number, tenant_id=tenant)))
+        (tmp_path / REJECTED / f"{number}.call").write_bytes(data)
+    sweep = SetAsideSweep(store=harness.store, journals=tmp_path)
+    assert await sweep.sweep() == 0
+    async with harness.store.transaction() as work:
+        gone = Withdrawal(episode_id=captured_call(1).episode_id, tenant_id=TENANT, tombstone_id="tomb_1")
+        await work.withdrawals.add_many([gone])
+        await work.tombstones.add(
+            Tombstone(
+                id="tomb_2", tenant_id="ten_gone", subject=TombstoneSubject.TENANT, subject_id="ten_gone", by="k"
+            )
+        )
+    assert await sweep.sweep() == 2
+    assert await sweep.sweep() == 0
+    assert [file.name for file in (tmp_path / REJECTED).iterdir()] == ["3.call"]
 
 
 async def test_a_tenant_is_exported_and_erased(harness: Harness, tmp_path: Path) -> None:

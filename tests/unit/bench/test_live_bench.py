@@ -1,7 +1,7 @@
 """The live-learning benchmark's users and what is made of their scores."""
 
 from bench.checks import met
-from bench.live.results import USERS, summary
+from bench.live.results import USERS, newest_version, summary
 from bench.live.run import section
 from bench.live.users import questions, taste
 from core.run import StepMetrics, TrainingRun
@@ -38,4 +38,22 @@ def test_a_gain_over_base_and_control_meets_the_targets() -> None:
     assert all(met(check) for check in good["checks"])
     assert "live" in section(good)
     bad = summary({"base": base, "live": risen, "control": risen}, run=run("a"), control=run("b"), rated=[0.3] * 9)
-    assert [met(check) for check in bad["checks"]] == [False, True, False]
+    assert [met(check) for check in bad["checks"]] == [False, True, False, False]
+
+
+def test_a_gain_over_the_control_must_be_sure() -> None:
+    """A difference that a few questions make up is not enough, whatever its mean."""
+    base = [0.2] * 30
+    lucky = [*base[:29], 1.0]
+    found = summary(
+        {"base": base, "live": lucky, "control": base}, run=run("a"), control=run("b"), rated=[0.3] * USERS
+    )
+    checks = {check["name"]: check for check in found["checks"]}
+    assert met(checks["gain_over_control"])
+    assert not met(checks["gain_over_control_low"])
+
+
+def test_a_run_without_a_step_ended_with_the_base() -> None:
+    """Nothing to learn from is a result, not a crash."""
+    assert newest_version(run("a")) == 1
+    assert newest_version(run("a").model_copy(update={"steps": ()})) == 0

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from core.arm_comparison import OVERALL, compare_arms
 from core.arm_outcome import ArmOutcome
@@ -321,3 +322,18 @@ def test_any_evidence_gives_a_decision(count: int, stage: int, seed: int) -> Non
     decision = decide_ramp(plan(), one, seen, now=1.0)
     assert type(decision).model_validate_json(decision.model_dump_json()) == decision
     assert control_and_candidate(one)[1].name == "candidate"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"approvals": ("evalution",)},
+        {"approvals": ("shadow",), "steps": ("evaluation", "ramp")},
+        {"ramp": ()},
+        {"notify_url": "ftp://hook.test/"},
+    ],
+)
+def test_a_plan_with_a_mistake_is_refused(fields: dict[str, object]) -> None:
+    """A misspelt approval would let a release go on unattended, and an empty ramp has no stage to begin with."""
+    with pytest.raises(ValidationError, match=next(iter(fields))):
+        plan(**fields)

@@ -77,6 +77,17 @@ def test_an_evaluation_proves_only_an_interval_above_zero(evidence, proof):
     assert proves_better(evidence) is proof
 
 
+def test_a_version_without_files_gets_no_traffic():
+    """Neither a promotion nor a rollback moves traffic to a folder that was deleted."""
+    gone = version().model_copy(update={"files_removed_at": 1.0})
+    with pytest.raises(Conflict, match="deleted"):
+        decide_promotion(policy(), gone, nouns.release(evidence=ALL), current())
+    with pytest.raises(Conflict, match="deleted"):
+        decide_rollback(
+            policy(promoted_version=2), gone, nouns.release(status=ReleaseStatus.RETIRED), current(2), reason="r"
+        )
+
+
 def test_a_failed_step_is_not_evidence_for_itself():
     """A shadow that ran and did not pass counts as missing."""
     release = nouns.release(evidence=ALL | {"shadow": {"passed": False}})

@@ -211,3 +211,13 @@ def test_streamed_text_is_the_concatenation(pieces):
     for piece in pieces:
         merge_delta(message, {"content": piece, "refusal": None})
     assert message.get("content", "") == "".join(pieces)
+
+
+def test_a_turn_knows_its_own_calls_consent():
+    """A call that the client only wants stored is kept, and does not count as consented."""
+    payload = chunk([3], [-0.5], finish="stop", prompt_token_ids=[1])
+    (given,) = build_turns(capture([payload]))
+    (stored,) = build_turns(capture([payload], kept={"consent": False, "stored": True}))
+    assert (given.consented, stored.consented) == (True, False)
+    assert (stored.content_kept, stored.stored, stored.trainable) == (True, True, False)
+    assert not given.without_content().consented

@@ -98,7 +98,7 @@ def test_nothing_of_it_gets_into_the_turn(redactor, call):
     (turn,) = prepared.turns
     assert EMAIL not in turn.model_dump_json()
     assert EMAIL not in prepared.call.request.decode()
-    assert (turn.redacted, turn.exact, turn.trainable) == (True, False, False)
+    assert (turn.redacted, turn.exact, turn.trainable, turn.consented) == (True, False, False, True)
     assert (turn.prompt_ids, turn.output_ids, turn.output_logprobs) == ((), (), ())
     assert turn.usage.completion_tokens == 1
     assert prepared.failures["inexact"] == 0

@@ -112,10 +112,14 @@ def test_memory_falls_with_sharding_checkpointing_and_offload(shape, train, stag
         assert plain.optimizer <= of(zero_stage=0).optimizer or ranks == 1
         away = of(offload_optimizer=True)
         assert away.total <= plain.total
-        assert away.host == plain.optimizer
+        assert away.host == plain.host + plain.optimizer
     if stage == 3 and ranks > 1:
         assert plain.weights < of(zero_stage=2).weights
     assert min(vars(plain).values()) >= 0
+    # The Probe of full weights asks a Base beside them; a loss that asks it needs it on the device.
+    assert plain.base_copy == 0
+    assert (plain.host > 0) is (train == "full")
+    assert (of(objective={"kl_weight": 0.1}).base_copy > 0) is (train == "full")
 
 
 @pytest.mark.parametrize(

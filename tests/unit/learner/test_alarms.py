@@ -12,7 +12,7 @@ from learner.alarms import alarms_of, stopping
 
 def step(number: int = 1, *, norm: float = 1.0, alarms: tuple[Alarm, ...] = (), **values: float) -> StepMetrics:
     """A step that trained."""
-    values = {"entropy": 1.0, "ess": 0.9, "mismatch_kl": 0.001} | values
+    values = {"entropy": 1.0, "ess": 0.9, "mismatch_kl": 0.001, "train_seconds": 2.0} | values
     return StepMetrics(step=number, version=number, loss=0.1, gradient_norm=norm, values=values, alarms=alarms)
 
 
@@ -70,3 +70,14 @@ def test_what_is_not_finite_ends_the_run_at_once() -> None:
     """No patience with NaN."""
     alarm = Alarm(name="not_finite", value=0.0, limit=0.0)
     assert stopping([step(), step(alarms=(alarm,))], AlarmsSection()) == alarm
+
+
+def test_steps_without_a_policy_gradient_are_watched_too() -> None:
+    """Demonstrations alone have no entropy: their norms count, and what is not finite still ends the run."""
+    imitated = StepMetrics(step=1, version=1, loss=0.1, gradient_norm=1.0, values={"train_seconds": 2.0})
+    wild = imitated.model_copy(update={"gradient_norm": 50.0})
+    assert names(alarms_of(wild, [imitated] * 6, AlarmsSection())) == ["gradient_norm"]
+    assert alarms_of(step(7, entropy=0.1), [imitated] * 6, AlarmsSection()) == ()
+    assert names(alarms_of(step(9, entropy=0.1), [*[imitated] * 6, *[step()] * 3], AlarmsSection())) == ["entropy"]
+    alarm = Alarm(name="not_finite", value=0.0, limit=0.0)
+    assert stopping([step(), imitated.model_copy(update={"alarms": (alarm,)})], AlarmsSection()) == alarm

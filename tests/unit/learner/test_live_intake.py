@@ -14,8 +14,9 @@ from core.feedback import Feedback, FeedbackKind, read_value
 from core.live import RewardBaseline
 from core.live_signals import read_signal, reward_of, said_about
 from core.policy import PolicySpan
+from learner.end_of_turn import end_of_turn
 from learner.live.intake import LiveBatch, LiveEpisode, LiveRefusal, build_live_batch, take
-from learner.live.quota import choose_fairly
+from learner.live.quota import choose_fairly, tenant_weights
 from tests import nouns
 
 CONFIG = LiveSection(rewards={"thumbs_up": FeedbackRewardSection(), "stars": FeedbackRewardSection(low=1, high=5)})
@@ -53,10 +54,12 @@ def turn(turn_id: str = "turn_a", **fields):
     return nouns.turn(**({"id": turn_id, "episode_id": "ep_a", "trainable": True} | fields))
 
 
-def taken(*said: Feedback, turns=None, judged: float | None = None, **episode) -> LiveEpisode | LiveRefusal:
+def taken(
+    *said: Feedback, turns=None, judged: float | None = None, learned=None, **episode
+) -> LiveEpisode | LiveRefusal:
     one = nouns.episode(**({"id": "ep_a"} | episode))
     about = said_about(one, said, judged=judged, config=CONFIG)
-    return take(about, turns or [turn()], policy="coder", config=CONFIG)
+    return take(about, turns or [turn()], policy="coder", config=CONFIG, learned=learned)
 
 
 def batch(*chosen: LiveEpisode, config: LiveSection = CONFIG, baselines=None, **options) -> LiveBatch:
@@ -237,7 +240,7 @@ def test_no_tenant_has_more_than_its_share(tenants, size, share) -> None:
     chosen = choose_fairly(items, tenant=lambda item: item[1], size=size, share=share)
     assert len(chosen) <= size
     assert chosen == sorted(set(chosen))
-    for name in set(tenants):
+    for name in set(tenants) if len(set(tenants)) > 1 else ():
         mine = [item for item in chosen if item[1] == name]
         assert len(mine) <= math.ceil(share * len(chosen))
         assert mine == [item for item in items if item[1] == name][: len(mine)]
@@ -248,8 +251,122 @@ def test_what_earlier_steps_took_counts() -> None:
     items = ["a"] * 10 + ["b"] * 2
     chosen = choose_fairly(items, tenant=str, size=10, share=0.5)
     assert sorted(chosen) == ["a", "a", "a", "b", "b"]
-    assert choose_fairly(["a"] * 8, tenant=str, size=10, share=0.5, before={"a": 3, "b": 2}) == []
+    waiting = ["a"] * 8 + ["b"]
+    assert choose_fairly(waiting, tenant=str, size=10, share=0.5, before={"a": 30, "b": 2}) == ["b"]
     assert len(choose_fairly(["a"] * 8, tenant=str, size=5, share=1.0)) == 5
+
+
+def test_one_talkative_tenant_does_not_starve_learning() -> None:
+    """The quota never leaves less than a step's least, and tenants with nothing waiting do not count."""
+    chosen = choose_fairly(["a"] * 1000 + ["b"], tenant=str, size=64, share=0.5, least=8)
+    assert sorted(chosen) == ["a"] * 7 + ["b"]
+    alone = choose_fairly(["a"] * 100, tenant=str, size=64, share=0.5, least=8, before={"a": 7, "b": 1})
+    assert len(alone) == 64
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcde"), st.integers(1, 100), min_size=1),
+    st.sampled_from([0.1, 0.25, 0.5, 0.8, 1.0]),
+)
+def test_weights_keep_a_tenant_to_its_share(numbers, share) -> None:
+    """No tenant weighs more than its share (rounded up) of all weight, or than an equal one among few tenants."""
+    weights = tenant_weights(numbers, share)
+    held = {name: weights[name] * number for name, number in numbers.items()}
+    fair = max(share, 1 / len(numbers))
+    assert all(0.0 < weight <= 1.0 for weight in weights.values())
+    if any(weight < 1.0 for weight in weights.values()):
+        assert max(held.values()) <= fair * math.fsum(held.values()) + 1e-6
+    else:
+        assert max(numbers.values()) <= math.ceil(fair * sum(numbers.values()) - 1e-9)
+
+
+def test_a_tenant_beyond_its_share_weighs_less() -> None:
+    """Seven Episodes of one tenant beside one of another pull as hard as that one."""
+    episodes = [
+        taken(
+            feedback("stars", 1 + 4 * (number % 2), f"turn_{number}", episode_id=f"ep_{number}", tenant_id=tenant),
+            id=f"ep_{number}",
+            tenant_id=tenant,
+            turns=[turn(f"turn_{number}", episode_id=f"ep_{number}")],
+        )
+        for number, tenant in enumerate(["ten_a"] * 7 + ["ten_b"])
+    ]
+    known = {"live": RewardBaseline(mean=0.5, count=1000)}
+    config = CONFIG.model_copy(update={"scale": False})
+    sizes = [abs(one.advantages[-1]) for one in batch(*episodes, baselines=known, config=config).mixture.policy]
+    plain = config.model_copy(update={"tenant_share": 1.0})
+    free = [abs(one.advantages[-1]) for one in batch(*episodes, baselines=known, config=plain).mixture.policy]
+    assert sizes == pytest.approx([size / 7 for size in free[:7]] + free[7:])
+
+
+def test_the_same_word_is_learned_once() -> None:
+    """New Feedback on a conversation trains the answer that it speaks of, not those that were rated before."""
+    turns = [turn("turn_a"), turn("turn_b", index=1, prompt_ids=(1, 2, 3, 4, 5, 6, 30))]
+    praised, corrected = (
+        feedback("thumbs_up", True),
+        feedback("fix", "it is 4", kind=FeedbackKind.DEMONSTRATION),
+    )
+    first = batch(taken(praised, corrected, turns=turns)).state.learned
+    later = feedback("thumbs_up", False, "turn_b", at=2.0)
+    again = taken(praised, corrected, later, turns=turns, learned=first)
+    built = batch(
+        again, config=CONFIG.model_copy(update={"scale": False}), baselines={"live": RewardBaseline(count=9)}
+    )
+    assert (built.values["rewarded"], built.mixture.demonstrations) == (1.0, ())
+    assert built.state.baselines["live"].count == 10
+    known = first | built.state.learned
+    assert taken(praised, corrected, later, turns=turns, learned=known) is LiveRefusal.NOTHING_NEW
+    changed = feedback("thumbs_up", False, at=3.0)
+    assert batch(taken(praised, changed, corrected, later, turns=turns, learned=known)).values == {
+        "live_episodes": 1.0,
+        "live_tenants": 1.0,
+        "rewarded": 1.0,
+        "demonstrations": 0.0,
+        "preferences": 1.0,
+    }
+
+
+def test_a_preference_is_learned_once() -> None:
+    """A rating of a third answer makes its own pairs and repeats none."""
+    turns = [turn("turn_a"), turn("turn_b", choice=1), turn("turn_c", choice=2)]
+    rated = [feedback("stars", 5), feedback("stars", 1, "turn_b")]
+    first = batch(taken(*rated, turns=turns))
+    more = taken(*rated, feedback("stars", 1, "turn_c"), turns=turns, learned=first.state.learned)
+    assert (len(first.mixture.pairs), more.signal.preferences) == (1, (("turn_a", "turn_b"), ("turn_a", "turn_c")))
+    assert len(batch(more).mixture.pairs) == 1
+
+
+def test_a_demonstration_that_calls_tools_is_not_imitated() -> None:
+    """Its text alone would teach not to call."""
+    call = {"id": "c", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    message = {"role": "assistant", "content": "Let me look.", "tool_calls": [call]}
+    built = batch(taken(feedback("fix", message)))
+    assert (built.mixture.demonstrations, built.values["refused_no_text"]) == ((), 1.0)
+
+
+class Chat(Words):
+    """A tokenizer whose chats end in a token of their own."""
+
+    chat_template = "yes"
+    all_special_ids = (99, 7)
+
+    def __init__(self, end: str) -> None:
+        self._end = end
+
+    def get_added_vocab(self) -> dict[str, int]:
+        return {}
+
+    def apply_chat_template(self, messages, *, tokenize: bool) -> str:
+        assert not tokenize
+        return " ".join(message["content"] for message in messages) + self._end
+
+
+def test_an_answer_ends_as_the_chat_template_ends_it() -> None:
+    """The special token behind the answer; the end of text where there is none."""
+    assert end_of_turn(Words()) == 99
+    assert end_of_turn(Chat(" <|eot|> x")) == 7
+    assert end_of_turn(Chat("")) == 99
+    assert end_of_turn(Chat(" no special")) == 99
 
 
 def test_the_control_deals_rewards_anew() -> None:

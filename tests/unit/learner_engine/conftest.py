@@ -123,13 +123,21 @@ def make_trainer(base_path: Path, config: LearnerSection, world: World) -> Itera
     """Opens Trainers on the tiny model and closes them at the end."""
     opened = []
 
-    def make(*, adapter: Path | None = None, learning_rate: float = 0.01, **changes: object) -> Trainer:
+    def make(
+        *,
+        adapter: Path | None = None,
+        learning_rate: float = 0.01,
+        base: Path = base_path,
+        engine_dtype: str | None = None,
+        **changes: object,
+    ) -> Trainer:
         spec = TrainerSpec(
             config=config.model_copy(update=changes),
-            base_path=base_path,
+            base_path=base,
             adapter=adapter,
             learning_rate=learning_rate,
             seed=11,
+            engine_dtype=engine_dtype,
         )
         opened.append(Trainer(spec, world=world))
         return opened[-1]

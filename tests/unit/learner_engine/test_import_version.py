@@ -9,9 +9,10 @@ from safetensors.torch import load_file, save_file
 
 from core.config.learner import LoraSection
 from core.errors import AdapterRejected, CorruptArtefact, InvalidRequest
-from core.policy import Base, Policy
+from core.policy import Base, Policy, Provenance
 from hone.processes.import_version import bring_in
 from hone.version_export import export_now
+from learner.checkpoints import PROVENANCE_FILE
 from learner.policy_model import build_policy_model
 from serving.full_reconciler import check_full_artefact
 from serving.hotswap import check_artefact
@@ -78,6 +79,28 @@ async def test_an_adapter_goes_in_and_out(base, config, tmp_path) -> None:
         await asyncio.to_thread(export_now, config, "coder", 1, out)
     again = await bring_in(config, out, "coder")
     assert again.version == 2
+
+
+async def test_an_exported_version_keeps_what_it_and_its_ancestors_saw(base, config, tmp_path) -> None:
+    """Imported again, its lineage names the whole line's Episodes; from another store, those its folder names."""
+    store, its_base = base
+    await bring_in(config, adapter_of(its_base, tmp_path / "adapter"), "coder")
+    async with store.transaction() as work:
+        first = await work.checkpoints.for_version("coder", 1)
+        await work.lineage.add_many(first.id, ["ep_one", "ep_two"])
+    out = tmp_path / "out"
+    await asyncio.to_thread(export_now, config, "coder", 1, out)
+    await bring_in(config, out, "coder")
+    file = out / PROVENANCE_FILE
+    said = Provenance.model_validate_json(file.read_text())
+    file.write_text(said.model_copy(update={"episode_ids": ("ep_elsewhere",)}).model_dump_json())
+    await bring_in(config, out, "coder")
+    async with store.reading() as work:
+        seen = []
+        for number in (2, 3):
+            checkpoint = await work.checkpoints.for_version("coder", number)
+            seen.append(await work.lineage.episodes_of(checkpoint.id))
+    assert seen == [["ep_one", "ep_two"], ["ep_elsewhere"]]
 
 
 async def test_a_full_model_goes_in(base, config, tmp_path) -> None:

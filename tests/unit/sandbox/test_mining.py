@@ -129,10 +129,22 @@ def test_what_may_not_be_mined() -> None:
 
 def test_a_redacted_turn_is_mined_as_it_was_redacted() -> None:
     """Its tokens are gone and it trains no more; its text, without personal data, may stand in a Task."""
-    redacted = turn(trainable=False, redacted=True, exact=False, prompt_ids=(), output_ids=(), output_logprobs=())
+    gone = {"exact": False, "prompt_ids": (), "output_ids": (), "output_logprobs": ()}
+    redacted = turn(trainable=False, redacted=True, consented=True, **gone)
     (one,) = mined(GOOD, turns=[redacted])
     assert one.task.messages == ASKED
     assert refused(GOOD, turns=[redacted], trainable=False) == [MiningRefusal.NO_CONSENT]
+    only_stored = redacted.model_copy(update={"consented": False, "stored": True})
+    assert refused(GOOD, turns=[only_stored]) == [MiningRefusal.NO_CONSENT]
+
+
+def test_a_bad_schema_of_a_client_costs_its_own_request_only() -> None:
+    """What is no JSON schema is refused; other requests of the Episode are mined."""
+    wanted = {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}}
+    bad = turn("{}", id="turn_b", messages=({"role": "user", "content": "JSON?"},), index=1, sampling=wanted)
+    assert refused(turns=[bad]) == [MiningRefusal.UNUSABLE]
+    (one,) = mined(GOOD, turns=[turn(), bad])
+    assert one.task.messages == ASKED
 
 
 def test_each_request_is_a_starting_point_with_the_files_that_were_read() -> None:

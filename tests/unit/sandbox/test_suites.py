@@ -79,6 +79,26 @@ async def test_attempts_already_made_are_not_repeated(suite_store):
     assert third.keys == []
 
 
+async def test_an_old_lease_does_not_undo_a_finished_result(suite_store):
+    """What a worker still writes after a later lease of its job has finished the Suite changes nothing."""
+    finished = []
+
+    async def finish():
+        result = await SuiteRunner(store=suite_store, runner=Runner(lambda *_: True)).run(REQUEST, job=JOB)
+        finished.append(result)
+
+    class Slow(Runner):
+        async def run_episode(self, request, *, job, key=""):
+            if not finished and not self.keys:
+                self.keys.append("begun")
+                await finish()
+            return await super().run_episode(request, job=job, key=key)
+
+    await SuiteRunner(store=suite_store, runner=Slow(lambda *_: False)).run(REQUEST, job=JOB)
+    async with suite_store.reading() as tx:
+        assert await tx.suite_results.get(suite_result_id(JOB)) == finished[0]
+
+
 async def test_a_spoiled_attempt_is_invalid(suite_store):
     """Infrastructure that fails three times makes an invalid attempt, not a failure of the policy."""
     runner = Runner(lambda request, key: EngineError("down"))

@@ -53,6 +53,22 @@ def test_other_tensors_are_refused_with_the_reason(tmp_path: Path, change: Any, 
         check_full_folder(version, base_path=base)
 
 
+def test_engines_in_float32_take_a_16_bit_base_in_float32(tmp_path: Path) -> None:
+    """Such a folder is whole for them and for no others, and never the other way round."""
+    base, version = full_base(tmp_path / "b"), write_model(tmp_path / "v", seed=1)
+    _rewrite(Path(base.path), lambda one: one.update({name: value.astype(np.float16) for name, value in one.items()}))
+    check_full_folder(version, base_path=Path(base.path), engine_dtype="float32")
+    for dtype in ("bfloat16", "auto", None):
+        with pytest.raises(AdapterRejected, match="has dtype F32, the Base's has F16"):
+            check_full_folder(version, base_path=Path(base.path), engine_dtype=dtype)
+    with pytest.raises(AdapterRejected, match="has dtype F16, the Base's has F32"):
+        check_full_folder(Path(base.path), base_path=version, engine_dtype="float32")
+    expected = expected_checksums(version, dtype="float32")
+    assert expected is not None
+    norm = load_file(version / WEIGHTS)["model.norm.weight"]
+    assert expected["model.norm.weight"] == hashlib.sha256(norm.tobytes()).hexdigest()
+
+
 def test_another_tokenizer_is_refused(tmp_path: Path) -> None:
     """The same weights behind another tokenizer would give the same text other ids."""
     base, version = write_model(tmp_path / "b"), write_model(tmp_path / "v", seed=1)

@@ -1,7 +1,9 @@
 """Signatures of Checkpoints: what holds, what does not, and where the key is kept."""
 
 import base64
+import os
 import stat
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -38,6 +40,16 @@ def test_the_key_is_made_once_for_its_owner_alone(make_config) -> None:
     (config.data_dir / KEY_FILE).chmod(0o640)
     with pytest.raises(ConfigurationError, match="read by others"):
         signer_of(config)
+
+
+def test_what_a_crash_left_behind_is_in_nobodys_way(make_config) -> None:
+    """A draft of the key named after this process is no obstacle, and threads that come at once use one key."""
+    config = make_config({"registry.signing": True})
+    config.data_dir.mkdir(parents=True, exist_ok=True)
+    (config.data_dir / f"{KEY_FILE}.{os.getpid()}").write_bytes(b"")
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: signer_of(config).public, range(16)))
+    assert len(set(made)) == 1
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,1 @@
+"""Shadows: live requests mirrored to a candidate that nobody sees, off the client's path."""
