@@ -3,11 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Executable, Row, Table, func, select
+from sqlalchemy import CursorResult, Executable, Row, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from core.errors import StoreError
+from store.uncut import uncut
 
 Values = Mapping[str, Any]
 
@@ -22,16 +23,16 @@ class Connection:
 
     async def rows(self, statement: Executable) -> Sequence[Row[Any]]:
         """All rows of a query."""
-        return (await self._raw.execute(statement)).all()
+        return (await self._run(statement)).all()
 
     async def row(self, statement: Executable) -> Row[Any] | None:
         """The first row of a query, if there is one."""
-        return (await self._raw.execute(statement)).first()
+        return (await self._run(statement)).first()
 
     async def change(self, statement: Executable) -> int:
         """Run a change; the number of rows that it touched."""
         self._check_writable()
-        return (await self._raw.execute(statement)).rowcount
+        return (await self._run(statement)).rowcount
 
     async def change_returning(
         self, statement: Executable, values: Sequence[Values] | None = None
@@ -39,10 +40,10 @@ class Connection:
         """Run a change that has a RETURNING clause, once or for many rows of ``values``."""
         self._check_writable()
         if values is None:
-            return (await self._raw.execute(statement)).all()
+            return (await self._run(statement)).all()
         if not values:
             return []
-        return (await self._raw.execute(statement, [dict(row) for row in values])).all()
+        return (await self._run(statement, [dict(row) for row in values])).all()
 
     def insert(self, table: Table) -> sqlite.Insert | postgresql.Insert:
         """INSERT in the database's own dialect, which knows ON CONFLICT."""
@@ -62,6 +63,10 @@ class Connection:
         self._check_writable()
         if not self._is_sqlite:
             await self._raw.execute(select(func.pg_advisory_xact_lock(number)))
+
+    async def _run(self, statement: Executable, values: Sequence[dict[str, Any]] | None = None) -> CursorResult[Any]:
+        running = self._raw.execute(statement, values)
+        return await (uncut(running) if self._is_sqlite else running)
 
     def _check_writable(self) -> None:
         if not self._writable:

@@ -20,6 +20,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 
 from core.errors import ConfigurationError, Conflict, StoreError, StoreFull
 from store.connection import Connection
+from store.uncut import uncut
 
 BUSY_SECONDS = 10.0
 """How long a SQLite writer waits for the writers of other processes."""
@@ -131,16 +132,53 @@ class Database:
 
 @asynccontextmanager
 async def _begun(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    begun = _begun_uncut if engine.dialect.name == "sqlite" else AsyncEngine.begin
     try:
         async with AsyncExitStack() as stack:
             try:
-                raw = await stack.enter_async_context(engine.begin())
+                raw = await stack.enter_async_context(begun(engine))
             except OSError as error:
                 # Only here: an OSError out of the caller's block is not the database's.
                 raise translate(error) from error
             yield raw
     except SQLAlchemyError as error:
         raise translate(error) from error
+
+
+@asynccontextmanager
+async def _begun_uncut(engine: AsyncEngine) -> AsyncIterator[AsyncConnection]:
+    """As ``engine.begin()``, for a database whose driver does not notice that a caller was cancelled."""
+    raw = await uncut(_opened(engine), undo=_rolled_back)
+    try:
+        yield raw
+    except BaseException:
+        await uncut(_rolled_back(raw))
+        raise
+    await uncut(_committed(raw))
+
+
+async def _opened(engine: AsyncEngine) -> AsyncConnection:
+    raw = await engine.connect().start()
+    try:
+        await raw.begin()
+    except BaseException:
+        await raw.close()
+        raise
+    return raw
+
+
+async def _rolled_back(raw: AsyncConnection) -> None:
+    try:
+        await raw.rollback()
+    finally:
+        await raw.close()
+
+
+async def _committed(raw: AsyncConnection) -> None:
+    try:
+        await raw.commit()
+    finally:
+        await raw.close()
 
 
 def translate(error: Exception) -> Exception:
