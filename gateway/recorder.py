@@ -5,7 +5,6 @@ in this one where the configuration says ``inline``. Both do the same and report
 """
 
 import asyncio
-import contextlib
 import time
 from collections import Counter
 from functools import lru_cache
@@ -13,6 +12,7 @@ from pathlib import Path
 
 import structlog
 
+from core.background import cancelled
 from core.config.schema import HoneConfig
 from core.errors import MachineError
 from gateway.capture.breaks import link_of
@@ -171,9 +171,7 @@ class Recorder:
             return
         self._loop = None
         for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await cancelled(task)
         self._tasks.clear()
         self._journal.close()
         if self._drain is not None:

@@ -1,13 +1,13 @@
 """Keeps a routing table fresh: read again on store events and at short intervals."""
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Collection
 
 import structlog
 
 from core.alias import alias_versions
+from core.background import cancelled
 from core.config.schema import HoneConfig
 from core.deployment import Deployment
 from core.errors import EngineUnavailable
@@ -105,9 +105,7 @@ class Routing:
     async def stop(self) -> None:
         """Refresh no more."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancelled(self._task)
             self._task = None
 
     async def _run(self) -> None:

@@ -1,8 +1,6 @@
 """``hone``: the one command line of the gateway, the fleet, the workers and the learner."""
 
 import asyncio
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -30,6 +28,7 @@ from hone.commands.train import train
 from hone.demo.main import run_demo
 from hone.doctor import examine
 from hone.output import clear_errors, console
+from hone.process_entry import become
 from hone.settings import load_settings
 from hone.up import prepare as run_prepare
 from hone.up import up as run_up
@@ -121,8 +120,7 @@ def doctor() -> None:
 
 def _process_command(name: str, text: str) -> None:
     def command() -> None:
-        # A process entry point imports what it needs and no other: the CLI itself stays light.
-        os.execv(sys.executable, [sys.executable, "-m", f"hone.processes.{name}"])  # noqa: S606
+        become(name)
 
     command.__doc__ = text
     app.command(name)(command)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import typer
 from rich.console import Console
@@ -51,3 +51,8 @@ def table(*columns: str) -> Table:
 
 def _escape(text: str) -> str:
     return text.replace("[", "\\[")
+
+
+def arm_label(arm: dict[str, Any]) -> str:
+    """``candidate 3``, or ``candidate 3-fast``: an Experiment's arm as the admin API shows it."""
+    return f"{arm['name']} {arm['version']}{'' if arm['variant'] == 'standard' else '-fast'}"

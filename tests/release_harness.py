@@ -207,3 +207,13 @@ async def standing(store: Store) -> tuple[int, ReleaseStatus, list[str]]:
         release = await work.releases.get(POLICY, 1)
         experiments = await work.experiments.list(POLICY)
     return policy.promoted_version, release.status, [one.status for one in experiments]
+
+
+async def left_alone(harness: ReleaseHarness, run_id: str) -> None:
+    """Start a controller, wait until it has taken the run to its end, and stop it."""
+    conductor = await harness.conductor()
+    await conductor.start()
+    async with asyncio.timeout(60.0):
+        while (await harness.run(run_id)).is_open:
+            await asyncio.sleep(0.05)
+    await conductor.stop()

@@ -3,6 +3,8 @@
 from dataclasses import dataclass, field
 from typing import Any
 
+from hone.demo.plan import DemoPlan
+
 DOMAINS = ("python_tool", "letters", "json_format", "code")
 SEEDS = (0, 1, 2)
 MIXED = "mixed"
@@ -24,16 +26,9 @@ class Plan:
     grpo_steps: int = 8
     mixed_steps: int = 16
     temperature: float = 1.0
-    sft: dict[str, Any] = field(default_factory=lambda: {"sft_batch": 4, "sft_learning_rate": 1e-3})
-    grpo: dict[str, Any] = field(
-        default_factory=lambda: {
-            "learning_rate": 3e-4,
-            "groups_per_step": 8,
-            "group_size": 8,
-            "objective.advantage": "none",
-            "max_staleness": 0,
-        }
-    )
+    sft: dict[str, Any] = field(default_factory=lambda: DemoPlan().sft_overrides)
+    """As the demo trains, so that the curves are of what its users see."""
+    grpo: dict[str, Any] = field(default_factory=lambda: DemoPlan().grpo_overrides)
 
 
 FULL = Plan()

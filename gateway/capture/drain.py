@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 import structlog
 
+from core.background import cancelled
 from core.errors import StoreError
 from core.turn import Turn
 from gateway.capture.frames import decode_call, frame_parts
@@ -100,9 +101,7 @@ class Drain:
         self._stopping = True
         self._wake.set()
         await asyncio.wait({self._task}, timeout=timeout_seconds)
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         self._task = None
         for reader in self._readers.values():
             reader.close()

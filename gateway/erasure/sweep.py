@@ -5,11 +5,11 @@ gateway that ended in the middle of one, it reaches by this.
 """
 
 import asyncio
-import contextlib
 from pathlib import Path
 
 import structlog
 
+from core.background import cancelled
 from core.tombstone import TombstoneSubject
 from gateway.erasure.set_aside import remove_set_aside, set_aside_names
 from store.store import Store
@@ -36,9 +36,7 @@ class SetAsideSweep:
         """Sweep no more."""
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         self._task = None
 
     async def sweep(self) -> int:

@@ -5,7 +5,6 @@ and at short intervals; while the store is away what was read last stays in use.
 """
 
 import asyncio
-import contextlib
 import copy
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -13,6 +12,7 @@ from types import MappingProxyType
 
 import structlog
 
+from core.background import cancelled
 from core.config.schema import HoneConfig
 from core.experiment import Experiment
 from gateway.episodes import HeldEpisode
@@ -66,9 +66,7 @@ class LiveExperiments:
     async def stop(self) -> None:
         """Follow no more."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancelled(self._task)
             self._task = None
 
     async def refresh(self) -> None:

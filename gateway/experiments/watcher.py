@@ -4,13 +4,13 @@ One gateway of all watches (a lease); it looks at short intervals, and at once w
 """
 
 import asyncio
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from core.arm_outcome import ArmOutcome
+from core.background import cancelled
 from core.config.schema import HoneConfig
 from core.experiment import Experiment
 from core.noun import now
@@ -80,9 +80,7 @@ class GuardrailWatcher:
         """Watch no more; another gateway takes over at once."""
         if self._task is None:
             return
-        self._task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await self._task
+        await cancelled(self._task)
         self._task = None
         await self._leadership.release()
 

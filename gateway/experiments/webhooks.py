@@ -18,6 +18,7 @@ import msgspec
 import structlog
 
 from core import ids
+from core.background import cancelled
 from core.config.schema import HoneConfig
 from gateway.experiments.metrics import ExperimentMetrics
 
@@ -70,9 +71,7 @@ class Webhooks:
             async with asyncio.timeout(timeout_seconds):
                 await self.flush()
         for task in set(self._tasks):
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await cancelled(task)
 
     async def _deliver(self, url: str, body: bytes) -> None:
         timeout = aiohttp.ClientTimeout(total=self._timeout)

@@ -6,13 +6,13 @@ begin between two writings.
 """
 
 import asyncio
-import contextlib
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
 import structlog
 
+from core.background import cancelled
 from core.experiment import Experiment
 from core.noun import now
 from core.shadow import ShadowPair
@@ -68,9 +68,7 @@ class ShadowLedger:
     async def stop(self) -> None:
         """Write what there is, for a bounded time, and stop."""
         if self._task is not None:
-            self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._task
+            await cancelled(self._task)
             self._task = None
         try:
             async with asyncio.timeout(_STOP_SECONDS):

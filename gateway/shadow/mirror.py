@@ -5,13 +5,13 @@ after the answer was handed over, in a bounded queue and a few tasks of its own.
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Collection, Mapping
 
 import msgspec
 import structlog
 
+from core.background import cancelled
 from core.config.schema import HoneConfig
 from core.errors import HoneError
 from core.experiment import Experiment
@@ -64,9 +64,7 @@ class ShadowMirror:
         """Mirror no more; what waits is left out."""
         self.running = None
         for task in self._tasks:
-            task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+            await cancelled(task)
         self._tasks = []
         while not self._queue.empty():
             self._ledger.give_back(self._queue.get_nowait().experiment.id, Skip.STOPPED)

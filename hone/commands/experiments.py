@@ -6,7 +6,7 @@ import typer
 from rich.markup import escape
 
 from hone.admin_client import local_admin
-from hone.output import clear_errors, console, table
+from hone.output import arm_label, clear_errors, console, table
 from hone.settings import load_settings
 
 app = typer.Typer(no_args_is_help=True, help="A/B Experiments on live traffic.")
@@ -122,7 +122,4 @@ def stop(
 
 def _arms(experiment: dict[str, Any]) -> str:
     """``promoted 0 99%, candidate 3 1%``."""
-    return ", ".join(
-        f"{arm['name']} {arm['version']}{'' if arm['variant'] == 'standard' else '-fast'} {arm['share']:.0%}"
-        for arm in experiment["arms"]
-    )
+    return ", ".join(f"{arm_label(arm)} {arm['share']:.0%}" for arm in experiment["arms"])

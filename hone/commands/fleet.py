@@ -1,8 +1,6 @@
 """``hone fleet``: run it; status, restart, scale."""
 
 import json
-import os
-import sys
 from typing import Annotated, Any
 
 import typer
@@ -12,21 +10,20 @@ from core.errors import EngineUnavailable, InvalidRequest
 from core.noun import now
 from hone.admin_client import local_admin
 from hone.output import clear_errors, console, table
+from hone.process_entry import become
 from hone.settings import load_settings
 
 app = typer.Typer(help="Engines: without a command, run the fleet that starts, watches and hot-swaps them.")
 
 _STALE_SECONDS = 15.0
 _SHOWN_SWAPS = 3
-_MODULE = "hone.processes.fleet"
 
 
 @app.callback(invoke_without_command=True)
 def run(context: typer.Context) -> None:
     """Run engines and keep the wanted versions loaded on them."""
     if context.invoked_subcommand is None:
-        # A process entry point imports what it needs and no other: the CLI itself stays light.
-        os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # noqa: S606
+        become("fleet")
 
 
 @app.command()

@@ -1,8 +1,6 @@
 """``hone release``: run the controller; start, watch, approve, skip and stop releases; pages of decisions."""
 
 import json
-import os
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -15,12 +13,12 @@ from core.release_run import ReleaseRun
 from core.variant import parse_model_name
 from hone.admin_client import local_admin
 from hone.output import clear_errors, console, table
+from hone.process_entry import become
 from hone.release_client import ReleaseClient, read_plan
 from hone.settings import load_settings
 
 app = typer.Typer(help="Candidates on their way to traffic: without a command, run the controller that takes them.")
 
-_MODULE = "hone.processes.release"
 Name = Annotated[str, typer.Argument(help="NAME[@VERSION] for its newest release, or the id of one.")]
 Reason = Annotated[str, typer.Option(help="Why; it stands in the evidence.")]
 Json = Annotated[bool, typer.Option("--json", help="Print everything that is known, as JSON.")]
@@ -30,8 +28,7 @@ Json = Annotated[bool, typer.Option("--json", help="Print everything that is kno
 def run(context: typer.Context) -> None:
     """Run the release controller."""
     if context.invoked_subcommand is None:
-        # A process entry point imports what it needs and no other: the CLI itself stays light.
-        os.execv(sys.executable, [sys.executable, "-m", _MODULE])  # noqa: S606
+        become("release")
 
 
 @app.command()

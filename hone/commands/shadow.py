@@ -6,7 +6,7 @@ import typer
 from rich.markup import escape
 
 from hone.admin_client import local_admin
-from hone.output import clear_errors, console, table
+from hone.output import arm_label, clear_errors, console, table
 from hone.settings import load_settings
 
 app = typer.Typer(no_args_is_help=True, help="Live requests mirrored to a candidate that no client sees.")
@@ -104,8 +104,5 @@ def _shown(value: float | None) -> str:
 
 def _arms(experiment: dict[str, Any]) -> str:
     """``candidate 3 beside primary 2``."""
-    primary, candidate = (
-        f"{arm['name']} {arm['version']}{'' if arm['variant'] == 'standard' else '-fast'}"
-        for arm in experiment["arms"][:2]
-    )
+    primary, candidate = (arm_label(arm) for arm in experiment["arms"][:2])
     return f"{candidate} beside {primary}"

@@ -20,11 +20,10 @@ import learner.main
 import learner.session
 from core.config.schema import HoneConfig
 from core.job import JobStatus
-from core.policy import ServingStatus
 from learner.main import Learner
-from store.events import VERSIONS
 from store.store import Store
 from tests.forked import import_what, in_child
+from tests.learner_harness import stub_fleet
 
 STATE_EVERY = 2
 LEASE_SECONDS = 3.0
@@ -60,17 +59,6 @@ def arm(point: str) -> None:
         session.wait_until_served = die
 
 
-async def fleet(store: Store) -> None:
-    """Every wanted version is live."""
-    async with store.events.subscribe([VERSIONS]) as subscription:
-        while True:
-            async with store.transaction() as work:
-                for version in await work.versions.list_serving([ServingStatus.WANTED]):
-                    await work.versions.update(version.model_copy(update={"serving": ServingStatus.LIVE}))
-            await store.events.publish(VERSIONS)
-            await subscription.wait(0.5)
-
-
 async def lead(config: HoneConfig, payload: dict[str, Any]) -> None:
     """Until the job has ended; the first process asks for it. What else a job ends as than done is an error."""
     torch.set_num_threads(1)
@@ -79,7 +67,7 @@ async def lead(config: HoneConfig, payload: dict[str, Any]) -> None:
     if not name.exists():
         name.write_text((await store.queue.enqueue("train", payload, max_attempts=20)).id)
     job_id = name.read_text()
-    serving = asyncio.create_task(fleet(store))
+    serving = asyncio.create_task(stub_fleet(store))
     one = Learner(config=config, store=store, registry=CollectorRegistry())
     await one.start()
     while (job := await store.queue.get(job_id)).status in (JobStatus.QUEUED, JobStatus.LEASED):

@@ -14,15 +14,15 @@ from safetensors.torch import load_file
 from core.config.load import environment_for_child
 from core.config.schema import HoneConfig
 from core.job import JobStatus
-from core.policy import Base, Checkpoint, Policy, ServingStatus
+from core.policy import Base, Checkpoint, Policy
 from core.run import TrainingRun
 from core.task import Domain, VerifierSpec, make_task
 from learner.checkpoints import verify_folder
 from serving.weights.folder import base_fingerprint
 from serving.weights.full_folder import check_full_folder
-from store.events import VERSIONS
 from store.migrate import upgrade
 from store.store import Store
+from tests.learner_harness import stub_fleet
 from tests.tiny_model import build_tiny_base
 
 pytestmark = pytest.mark.timeout(300)
@@ -156,22 +156,12 @@ def test_a_run_of_full_weights_publishes_a_full_version(outcome, base) -> None:
     assert checkpoint.provenance.config["train"] == "full"
 
 
-async def _serve(store: Store) -> None:
-    async with store.events.subscribe([VERSIONS]) as subscription:
-        while True:
-            async with store.transaction() as work:
-                for version in await work.versions.list_serving([ServingStatus.WANTED]):
-                    await work.versions.update(version.model_copy(update={"serving": ServingStatus.LIVE}))
-            await store.events.publish(VERSIONS)
-            await subscription.wait(0.5)
-
-
 async def test_torchrun_starts_a_learner_whose_ranks_share_rows(outcome) -> None:
     """Two ranks of torchrun train as one rank does, with sequence parallel, and end when torchrun is told to."""
     config = _config(outcome.folder, zero_stage=2, sequence_parallel=2)
     store = await Store.open(config)
     job = await store.queue.enqueue("train", _payload("run_two", POLICY), max_attempts=1)
-    serving = asyncio.create_task(_serve(store))
+    serving = asyncio.create_task(stub_fleet(store))
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
         *("-m", "hone.processes.learner"),

@@ -11,14 +11,13 @@ from prometheus_client import CollectorRegistry
 from transformers import AutoModelForCausalLM
 
 from core.job import Job, JobStatus
-from core.policy import Base, ServingStatus
+from core.policy import Base
 from core.run import TrainingRun
 from learner.main import Learner
 from serving.engines.fake_model import Sampling, render_chat
 from serving.weights.folder import base_fingerprint
-from store.events import VERSIONS
-from store.store import Store
 from tests.gateway_harness import BASE, POLICY, Harness, running_gateway
+from tests.learner_harness import stub_fleet
 from tests.live_users import ANSWER, has_style, make_users, sampler, talk
 from tests.tiny_model import build_tiny_base
 
@@ -55,23 +54,12 @@ async def harness(fresh_sqlite_url, open_store, make_config, base_path, monkeypa
         yield harness
 
 
-async def serve_versions(store: Store) -> None:
-    """A fleet that accepts every version."""
-    async with store.events.subscribe([VERSIONS]) as subscription:
-        while True:
-            async with store.transaction() as work:
-                for version in await work.versions.list_serving([ServingStatus.WANTED]):
-                    await work.versions.update(version.model_copy(update={"serving": ServingStatus.LIVE}))
-            await store.events.publish(VERSIONS)
-            await subscription.wait(0.5)
-
-
 async def learn(harness: Harness, run_id: str, **payload: object) -> tuple[Job, TrainingRun]:
     """One run of live learning from its job to its end."""
     body = {"run_id": run_id, "policy": POLICY, "algorithm": "live", "domains": [], "seed": 3, **payload}
     job = await harness.store.queue.enqueue("train", body, max_attempts=1)
     learner = Learner(config=harness.config, store=harness.store, registry=CollectorRegistry())
-    fleet = asyncio.create_task(serve_versions(harness.store))
+    fleet = asyncio.create_task(stub_fleet(harness.store))
     await learner.start()
     try:
         async with harness.store.events.subscribe(["jobs"]) as subscription:

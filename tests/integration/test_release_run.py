@@ -1,7 +1,5 @@
 """The release controller: a candidate goes the whole way, is ended with reasons, and survives any restart."""
 
-import asyncio
-
 import pytest
 
 from core.errors import Conflict, InvalidRequest, LeaseLost
@@ -24,6 +22,7 @@ from tests.release_harness import (
     FakePairs,
     FakeSuites,
     harness_of,
+    left_alone,
     pairs,
     plan,
     standing,
@@ -307,12 +306,7 @@ async def test_a_started_controller_needs_nobody(light_store: Store) -> None:
     """Left alone it takes a candidate the whole way, and hands the lead over when it stops."""
     harness = harness_of(light_store)
     run = await harness.begin()
-    conductor = await harness.conductor()
-    await conductor.start()
-    async with asyncio.timeout(60.0):
-        while (await harness.run(run.id)).is_open:
-            await asyncio.sleep(0.05)
-    await conductor.stop()
+    await left_alone(harness, run.id)
     assert (await harness.run(run.id)).status is RunStatus.PROMOTED
 
 

@@ -159,6 +159,6 @@ def test_restart_is_asked_for(admin: FakeAdmin):
 def test_without_a_command_the_process_runs(monkeypatch: pytest.MonkeyPatch):
     """``hone fleet`` becomes the fleet process."""
     started: list[list[str]] = []
-    monkeypatch.setattr("hone.commands.fleet.os.execv", lambda _path, arguments: started.append(arguments))
+    monkeypatch.setattr("hone.process_entry.os.execv", lambda _path, arguments: started.append(arguments))
     assert run().exit_code == 0
     assert started[0][1:] == ["-m", "hone.processes.fleet"]

@@ -11,6 +11,7 @@ from core.errors import InvalidRequest
 from core.release_evidence import rule_of
 from core.release_rule import open_trial
 from core.release_run import ReleaseRun, Verdict
+from hone import process_entry
 from hone.cli import app
 from hone.commands import release
 from hone.release_client import ReleaseClient, read_plan
@@ -156,6 +157,6 @@ def test_the_client_is_typed(admin: FakeAdmin) -> None:
 def test_without_a_command_the_controller_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """``hone release`` becomes the process."""
     started: list[list[str]] = []
-    monkeypatch.setattr(release.os, "execv", lambda _path, arguments: started.append(arguments))
+    monkeypatch.setattr(process_entry.os, "execv", lambda _path, arguments: started.append(arguments))
     assert run().exit_code == 0
     assert started[0][-1] == "hone.processes.release"
